@@ -1,0 +1,124 @@
+"""Machines as the cost model sees them: accelerator, links, cluster. SI units."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["Accelerator", "Cluster", "CollectiveCurve", "Curve", "Link", "Provenance", "Source"]
+
+
+class Provenance(StrEnum):
+    """Where a number comes from."""
+
+    MEASURED = "measured"
+    CATALOGUE = "catalogue"
+    DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Origin of one number: the field it fills, what kind of number, and who says so."""
+
+    field: str
+    provenance: Provenance
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Points ``(x, y)`` sorted by ``x``, interpolated linearly in log x, log y.
+
+    Below the first point the value is the first ``y``; above the last it follows the
+    slope of the last segment when ``extrapolate``, else stays at the last ``y``.
+    """
+
+    points: tuple[tuple[float, float], ...]
+    extrapolate: bool = False
+
+    def __call__(self, x: float) -> float:
+        """Value at ``x``."""
+        points = self.points
+        if x <= points[0][0] or len(points) == 1:
+            return points[0][1]
+        index = bisect_right(points, x, key=lambda point: point[0])
+        if index == len(points):
+            if not self.extrapolate:
+                return points[-1][1]
+            index -= 1
+        (x0, y0), (x1, y1) = points[index - 1], points[index]
+        share = math.log(x / x0) / math.log(x1 / x0)
+        return math.exp(math.log(y0) + share * math.log(y1 / y0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accelerator:
+    """One rank's device.
+
+    ``matmul_peak`` maps dtype to peak FLOP/s; ``matmul_efficiency`` maps the FLOP of one
+    matmul to the fraction of the peak it reaches; ``attention_efficiency`` is that of fused
+    attention. ``memory_bandwidth`` is in bytes/s, ``memory_efficiency`` maps the bytes an op
+    moves to the fraction of it. ``kernel_latency`` is seconds a small op takes whatever its
+    size. ``reserved`` is bytes of ``memory`` that a training job can't use (context,
+    allocator); ``fragmentation`` is the fraction of usable memory lost to fragmentation.
+    """
+
+    name: str
+    memory: int
+    reserved: int
+    fragmentation: float
+    matmul_peak: tuple[tuple[str, float], ...]
+    matmul_efficiency: Curve
+    attention_efficiency: float
+    memory_bandwidth: float
+    memory_efficiency: Curve
+    kernel_latency: float
+    sources: tuple[Source, ...]
+
+    @property
+    def usable_memory(self) -> int:
+        """Bytes a plan may use on a rank."""
+        return int((self.memory - self.reserved) * (1.0 - self.fragmentation))
+
+    def peak(self, dtype: str) -> float:
+        """Peak matmul FLOP/s in ``dtype``; KeyError when the device has no such rate."""
+        return dict(self.matmul_peak)[dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveCurve:
+    """Measured seconds of one collective by payload bytes on ``ranks`` ranks."""
+
+    kind: str
+    ranks: int
+    seconds: Curve
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One level of the network, per rank and direction: seconds a hop, bytes/s."""
+
+    name: str
+    latency: float
+    bandwidth: float
+    sources: tuple[Source, ...]
+    measured: tuple[CollectiveCurve, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """``nodes`` x ``ranks_per_node`` equal accelerators on a two-level network."""
+
+    spec: str
+    accelerator: Accelerator
+    nodes: int
+    ranks_per_node: int
+    intra: Link
+    inter: Link
+
+    @property
+    def ranks(self) -> int:
+        """World size."""
+        return self.nodes * self.ranks_per_node

@@ -1,0 +1,334 @@
+"""The plan file: everything needed to verify, show and emit without solving again.
+
+`Plan` is the only file users keep. It is data: reading it runs nothing, and names in it are
+checked against fixed patterns before they may reach generated code.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints
+
+__all__ = [
+    "BaselineRecord",
+    "BlockClassRecord",
+    "BufferRecord",
+    "CandidateRecord",
+    "ClusterRecord",
+    "GraphRecord",
+    "InitRecord",
+    "InnerRecord",
+    "InstanceRecord",
+    "Json",
+    "MemoryRecord",
+    "MeshRecord",
+    "ModelRecord",
+    "OpRecord",
+    "ParameterRecord",
+    "PipelineRecord",
+    "PinRecord",
+    "Plan",
+    "PredictionRecord",
+    "SourceRecord",
+    "StageRecord",
+    "StrategyRecord",
+    "TensorRecord",
+    "TimeRecord",
+    "WorkloadRecord",
+]
+
+Identifier = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=200)]
+Fqn = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*$", max_length=500)
+]
+Target = Annotated[str, StringConstraints(pattern=r"^aten\.[a-zA-Z0-9_]+\.[a-zA-Z0-9_]+$")]
+PlacementText = Annotated[str, StringConstraints(pattern=r"^(R|P|S\(\d+(,\d+)?\))$")]
+DType = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$", max_length=30)]
+Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16,64}$")]
+Json = JsonValue
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class TensorRecord(_Record):
+    """A tensor of a block or of the shared operators."""
+
+    name: Identifier
+    shape: tuple[int, ...]
+    dtype: DType
+    kind: Literal["parameter", "buffer", "input", "shared", "boundary", "activation"]
+    requires_grad: bool
+    base: Identifier
+
+
+class InnerRecord(_Record):
+    """A collective inside an operator's implementation; payload in bytes."""
+
+    kind: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p"]
+    payload: int
+    backward: bool
+
+
+class StrategyRecord(_Record):
+    """Chosen strategy of an operator on the ``tp`` axis."""
+
+    inputs: tuple[PlacementText, ...]
+    outputs: tuple[PlacementText, ...]
+    inner: tuple[InnerRecord, ...] = ()
+    call: Annotated[str, StringConstraints(pattern=r"^([a-z][a-z0-9_]*)?$")] = ""
+
+
+class OpRecord(_Record):
+    """An ATen call. Tensors in arguments are ``{"ref": name}``, torch constants ``{"const": [kind, name]}``."""
+
+    name: Identifier
+    target: Target
+    args: tuple[Json, ...]
+    kwargs: tuple[tuple[Identifier, Json], ...] = ()
+    outputs: tuple[Identifier, ...]
+    module_path: str = ""
+    source: str = ""
+    flop: int = 0
+    flop_backward: int = 0
+    saved: tuple[Identifier, ...] = ()
+    saved_extra: int = 0
+    strategy: StrategyRecord | None = None
+
+
+class BlockClassRecord(_Record):
+    """A class of blocks with the strategy chosen for each of its operators.
+
+    ``boundary_in`` and ``boundary_out`` are the placements of the tensors at its ends.
+    """
+
+    name: Identifier
+    ops: tuple[OpRecord, ...]
+    tensors: tuple[TensorRecord, ...]
+    inputs: tuple[Identifier, ...]
+    outputs: tuple[Identifier, ...]
+    parameters: tuple[Identifier, ...]
+    buffers: tuple[Identifier, ...]
+    shared: tuple[Identifier, ...]
+    boundary_in: tuple[PlacementText, ...] = ()
+    boundary_out: tuple[PlacementText, ...] = ()
+
+
+class InstanceRecord(_Record):
+    """A block of the chain: its class and the FQNs bound to the class's names."""
+
+    name: str
+    block_class: int
+    parameters: tuple[Fqn, ...]
+    buffers: tuple[Fqn, ...]
+
+
+class InitRecord(_Record):
+    """Initial values: ``normal(mean a, std b)``, ``uniform(a, b)`` or ``constant(a)``."""
+
+    kind: Literal["normal", "uniform", "constant"]
+    a: float = 0.0
+    b: float = 0.0
+
+
+class ParameterRecord(_Record):
+    """A parameter, its placement on ``tp``, and whether its gradient is partial there."""
+
+    fqn: Fqn
+    shape: tuple[int, ...]
+    dtype: DType
+    trainable: bool
+    init: InitRecord
+    aliases: tuple[Fqn, ...] = ()
+    placement: PlacementText = "R"
+    partial_grad: bool = False
+
+
+class BufferRecord(_Record):
+    """A buffer with its value: base64 of zlib of the raw little-endian bytes."""
+
+    fqn: Fqn
+    shape: tuple[int, ...]
+    dtype: DType
+    persistent: bool
+    data: str
+
+
+class GraphRecord(_Record):
+    """The captured model at the plan's microbatch size, with strategies."""
+
+    name: str
+    dtype: DType
+    micro_batch_size: int
+    inputs: tuple[TensorRecord, ...]
+    shared_ops: tuple[OpRecord, ...]
+    shared_tensors: tuple[TensorRecord, ...]
+    classes: tuple[BlockClassRecord, ...]
+    instances: tuple[InstanceRecord, ...]
+    parameters: tuple[ParameterRecord, ...]
+    buffers: tuple[BufferRecord, ...]
+    notes: tuple[str, ...] = ()
+
+
+class ModelRecord(_Record):
+    """How to build the model again: the form it was named in, and its digest.
+
+    ``form`` is ``builtin``, ``hf`` or ``file``. ``config`` is the architecture's
+    configuration for the first two. ``file_digest`` guards a file's contents.
+    """
+
+    spec: str
+    form: Literal["builtin", "hf", "file"]
+    overrides: dict[str, Json] = {}
+    config: dict[str, Json] = {}
+    digest: Digest
+    file_digest: str = ""
+    num_parameters: int
+
+
+class WorkloadRecord(_Record):
+    """What is trained: sequences a step, tokens a sequence (0: not a sequence model), dtype."""
+
+    global_batch: int
+    seq_len: int
+    dtype: DType
+    optimizer: Literal["adamw", "sgd"]
+
+
+class SourceRecord(_Record):
+    """Origin of a hardware number."""
+
+    field: str
+    provenance: Literal["measured", "catalogue", "default"]
+    source: str
+
+
+class ClusterRecord(_Record):
+    """The cluster a plan is for. ``memory`` is bytes a device has, ``usable_memory`` may be used."""
+
+    spec: str
+    accelerator: str
+    nodes: int
+    ranks_per_node: int
+    memory: int
+    usable_memory: int
+    digest: Digest
+    profile_digest: Digest
+    sources: tuple[SourceRecord, ...]
+
+
+class MeshRecord(_Record):
+    """Degrees, outermost axis first."""
+
+    pp: int = Field(ge=1)
+    dp_replicate: int = Field(ge=1)
+    dp_shard: int = Field(ge=1)
+    tp: int = Field(ge=1)
+
+
+class StageRecord(_Record):
+    """Blocks ``first`` to ``last`` (exclusive) of the chain on one pipeline rank."""
+
+    first: int
+    last: int
+
+
+class PipelineRecord(_Record):
+    """Schedule and cut; ``schedule`` is ``none`` for a single stage."""
+
+    schedule: Literal["none", "gpipe", "1f1b"]
+    microbatches: int
+    micro_batch_size: int
+    stages: tuple[StageRecord, ...]
+
+
+class MemoryRecord(_Record):
+    """Bytes on a rank of one stage; the parts sum to ``peak``."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    transient: int
+    buffers: int
+    peak: int
+
+
+class TimeRecord(_Record):
+    """Seconds of one step; the parts sum to the step time."""
+
+    compute: float
+    recompute: float
+    exposed_tp: float
+    exposed_dp: float
+    exposed_pp: float
+    bubble: float
+    optimizer: float
+
+
+class CandidateRecord(_Record):
+    """A configuration that was priced: its step time, or why it lost."""
+
+    label: str
+    step_time: float | None
+    peak_memory: int | None
+    reason: str = ""
+
+
+class BaselineRecord(_Record):
+    """A plan practitioners would write by hand: its step time, or why it does not fit."""
+
+    name: str
+    step_time: float | None
+    peak_memory: int | None
+    reason: str = ""
+
+
+class PinRecord(_Record):
+    """A decision fixed by the user."""
+
+    name: str
+    value: str
+
+
+class PredictionRecord(_Record):
+    """What the cost model says. ``gap`` = (step_time - lower_bound) / step_time."""
+
+    step_time: float
+    lower_bound: float
+    gap: float
+    termination: Literal["optimal", "time_limit", "interrupted"]
+    tokens_per_second: float
+    samples_per_second: float
+    mfu: float
+    flop_per_step: int
+    peak_memory: int
+    memory_limit: int
+    time: TimeRecord
+    stages: tuple[MemoryRecord, ...]
+
+
+class Plan(_Record):
+    """A parallel plan."""
+
+    schema_version: Literal[1] = 1
+    autoplan_version: str
+    model: ModelRecord
+    workload: WorkloadRecord
+    cluster: ClusterRecord
+    mesh: MeshRecord
+    pipeline: PipelineRecord
+    zero: Literal[0, 1, 2, 3]
+    recompute: Literal["none", "full"]
+    graph: GraphRecord
+    prediction: PredictionRecord
+    baselines: tuple[BaselineRecord, ...]
+    considered: tuple[CandidateRecord, ...]
+    pins: tuple[PinRecord, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        axes = " x ".join(f"{a} {d}" for a, d in self.mesh.model_dump().items() if d > 1) or "1 rank"
+        return f"{self.graph.name} on {self.cluster.spec}: {axes}, {self.prediction.step_time:.4g} s"

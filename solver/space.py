@@ -1,0 +1,222 @@
+"""The outer search space: every legal combination of degrees, microbatch and policies.
+
+``world = pp * dp_replicate * dp_shard * tp``. ZeRO 0 replicates over ``dp_replicate``; ZeRO 1
+shards the optimizer over ``dp_shard``; ZeRO 2 and 3 shard over ``dp_shard`` and may replicate
+over ``dp_replicate`` (hybrid sharding). ZeRO 3 inside a pipeline needs as much memory as ZeRO 2
+and gathers more, so it is left out unless asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from autoplan.errors import UsageError
+from autoplan.ir.mesh import Mesh
+
+__all__ = ["PIN_NAMES", "Configuration", "Pins", "configurations", "divisors", "parse_pins"]
+
+PIN_NAMES = (
+    "pp",
+    "dp_replicate",
+    "dp_shard",
+    "tp",
+    "micro_batch_size",
+    "zero",
+    "recompute",
+    "schedule",
+)
+
+_CHOICES = {
+    "zero": ("0", "1", "2", "3"),
+    "recompute": ("none", "full"),
+    "schedule": ("gpipe", "1f1b"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """One point of the outer space."""
+
+    mesh: Mesh
+    micro_batch_size: int
+    microbatches: int
+    zero: int
+    recompute: bool
+    schedule: str
+
+    @property
+    def pipelined(self) -> bool:
+        """Whether there is more than one stage."""
+        return self.mesh.pp > 1
+
+    def label(self) -> str:
+        """Short text for reports."""
+        axes = [f"{axis} {degree}" for axis, degree in self.mesh.degrees().items() if degree > 1]
+        parts = [" x ".join(axes) or "1 rank", f"mbs {self.micro_batch_size}"]
+        if self.mesh.dp > 1:
+            parts.append(f"zero {self.zero}")
+        if self.recompute:
+            parts.append("recompute")
+        if self.pipelined:
+            parts.append(self.schedule)
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """Decisions fixed by the user: allowed values by name."""
+
+    allowed: Mapping[str, tuple[str, ...]]
+
+    def permits(self, name: str, value: int | str) -> bool:
+        """Whether ``value`` is allowed for that decision."""
+        values = self.allowed.get(name)
+        return values is None or str(value) in values
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.allowed
+
+
+def parse_pins(pins: Mapping[str, str], ranks: int, global_batch: int) -> Pins:
+    """Pins from text (``"8"``, ``"1,2,4"``, ``"auto"``); UsageError when one can't hold."""
+    allowed: dict[str, tuple[str, ...]] = {}
+    for name, text in pins.items():
+        if name not in PIN_NAMES:
+            raise UsageError(f"unknown pin {name!r}", hint=f"one of: {', '.join(PIN_NAMES)}")
+        if text == "auto":
+            continue
+        values = tuple(part.strip().lower() for part in text.split(","))
+        if name in _CHOICES:
+            for value in values:
+                if value not in _CHOICES[name]:
+                    raise UsageError(
+                        f"{_flag(name)} {value!r} is unknown",
+                        hint=f"one of: {', '.join(_CHOICES[name])}",
+                    )
+        else:
+            values = tuple(str(_positive(name, value)) for value in values)
+            _check_divides(name, values, ranks, global_batch)
+        allowed[name] = values
+    parsed = Pins(allowed)
+    _check_product(parsed, ranks)
+    return parsed
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _positive(name: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(
+            f"{_flag(name)} must be a positive whole number, a comma list of them, or auto; got {text!r}"
+        )
+    return int(text)
+
+
+def _check_divides(name: str, values: tuple[str, ...], ranks: int, global_batch: int) -> None:
+    whole, what = (global_batch, "the global batch") if name == "micro_batch_size" else (ranks, "the cluster's ranks")
+    if any(whole % int(value) == 0 for value in values):
+        return
+    legal = [d for d in divisors(whole)]
+    near = min(legal, key=lambda d: abs(d - int(values[0])))
+    raise UsageError(
+        f"{_flag(name)} {','.join(values)} does not divide {what} ({whole})",
+        hint=f"nearest legal value: {_flag(name)} {near}",
+    )
+
+
+def _check_product(pins: Pins, ranks: int) -> None:
+    fixed = {n: pins.allowed[n] for n in ("pp", "dp_replicate", "dp_shard", "tp") if n in pins}
+    product = 1
+    for values in fixed.values():
+        if len(values) > 1:
+            return
+        product *= int(values[0])
+    named = " x ".join(f"{_flag(n)} {v[0]}" for n, v in fixed.items())
+    if ranks % product:
+        raise UsageError(
+            f"{named} = {product} ranks does not divide the cluster's {ranks}",
+            hint=f"their product must divide {ranks}",
+        )
+    if len(fixed) == 4 and product != ranks:
+        raise UsageError(
+            f"{named} = {product} ranks, but the cluster has {ranks}",
+            hint=f"leave one of them to the planner, or make the product {ranks}",
+        )
+
+
+def divisors(number: int) -> list[int]:
+    """Divisors in ascending order.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return small + [number // d for d in reversed(small) if d * d != number]
+
+
+def configurations(
+    *, ranks: int, global_batch: int, max_stages: int, pins: Pins
+) -> Iterator[Configuration]:
+    """Every legal configuration, in a fixed order."""
+    for mesh in _meshes(ranks, max_stages, pins):
+        if global_batch % mesh.dp:
+            continue
+        per_rank = global_batch // mesh.dp
+        for zero in _zero_levels(mesh, pins):
+            for size in divisors(per_rank):
+                if not pins.permits("micro_batch_size", size):
+                    continue
+                for recompute in (False, True):
+                    if not pins.permits("recompute", "full" if recompute else "none"):
+                        continue
+                    for schedule in _schedules(mesh, pins):
+                        yield Configuration(
+                            mesh=mesh,
+                            micro_batch_size=size,
+                            microbatches=per_rank // size,
+                            zero=zero,
+                            recompute=recompute,
+                            schedule=schedule,
+                        )
+
+
+def _meshes(ranks: int, max_stages: int, pins: Pins) -> Iterator[Mesh]:
+    for tp in divisors(ranks):
+        if not pins.permits("tp", tp):
+            continue
+        for pp in divisors(ranks // tp):
+            if pp > max_stages or not pins.permits("pp", pp):
+                continue
+            dp = ranks // tp // pp
+            for shard in divisors(dp):
+                mesh = Mesh(pp=pp, dp_replicate=dp // shard, dp_shard=shard, tp=tp)
+                if pins.permits("dp_shard", shard) and pins.permits(
+                    "dp_replicate", mesh.dp_replicate
+                ):
+                    yield mesh
+
+
+def _zero_levels(mesh: Mesh, pins: Pins) -> Iterator[int]:
+    levels = [0] if mesh.dp_shard == 1 else [1, 2, 3]
+    for level in levels:
+        if not pins.permits("zero", level):
+            continue
+        if level == 1 and mesh.dp_replicate > 1:
+            continue
+        if level == 3 and mesh.pp > 1 and "zero" not in pins:
+            continue
+        yield level
+
+
+def _schedules(mesh: Mesh, pins: Pins) -> Iterator[str]:
+    if mesh.pp == 1:
+        # A schedule pin asks for a pipeline: nothing else can honour it.
+        if "schedule" not in pins:
+            yield "none"
+        return
+    for schedule in ("1f1b", "gpipe"):
+        if pins.permits("schedule", schedule):
+            yield schedule
