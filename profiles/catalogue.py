@@ -1,0 +1,154 @@
+"""The hardware catalogue: accelerators and links from `hardware/*.json`, found by name."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from autoplan.errors import InternalError, UsageError
+from autoplan.ir.hardware import Accelerator, Curve, Link, Provenance, Source
+from autoplan.profiles.schema import (
+    AcceleratorFile,
+    Figure,
+    LinkFile,
+    MatmulSweep,
+    first_error,
+)
+
+__all__ = [
+    "accelerator_file",
+    "find_accelerator",
+    "find_link",
+    "hardware_files",
+    "list_hardware",
+    "to_accelerator",
+    "to_link",
+]
+
+_FOLDER = Path(__file__).parent / "hardware"
+
+
+@cache
+def hardware_files() -> tuple[AcceleratorFile | LinkFile, ...]:
+    """Every file of the catalogue, by file name."""
+    files: list[AcceleratorFile | LinkFile] = []
+    for path in sorted(_FOLDER.glob("*.json")):
+        data = json.loads(path.read_text(encoding="utf-8"))
+        record = AcceleratorFile if data.get("kind") == "accelerator" else LinkFile
+        try:
+            files.append(record.model_validate(data))
+        except ValidationError as error:
+            raise InternalError(f"catalogue file {path.name}: {first_error(error)}") from error
+    return tuple(files)
+
+
+def _accelerators() -> tuple[AcceleratorFile, ...]:
+    return tuple(file for file in hardware_files() if isinstance(file, AcceleratorFile))
+
+
+def list_hardware() -> tuple[str, ...]:
+    """Names of the accelerators of the catalogue, each with its aliases in brackets."""
+    return tuple(
+        f"{file.name.lower()} ({', '.join(file.aliases)})" if file.aliases else file.name.lower()
+        for file in _accelerators()
+    )
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[\s_]+", "-", name.strip().lower())
+
+
+def accelerator_file(name: str) -> AcceleratorFile:
+    """Catalogue file of that name or alias, case-insensitive; `UsageError` with near matches."""
+    wanted = _canonical(name)
+    known: dict[str, AcceleratorFile] = {}
+    for file in _accelerators():
+        for alias in (_canonical(file.name), *map(_canonical, file.aliases)):
+            known[alias] = file
+    if wanted in known:
+        return known[wanted]
+    near = difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)
+    guess = f"did you mean {' or '.join(near)}? " if near else ""
+    raise UsageError(
+        f"no accelerator {name!r} in the catalogue",
+        hint=f"{guess}known: {', '.join(_canonical(file.name) for file in _accelerators())}; "
+        "for another one, write a cluster file with its figures",
+        details={"accelerator": name, "near": list(near)},
+    )
+
+
+def find_accelerator(name: str) -> Accelerator:
+    """Accelerator of that name or alias."""
+    return to_accelerator(accelerator_file(name))
+
+
+def find_link(name: str) -> Link:
+    """Network level of that name; `UsageError` with near matches."""
+    links = {file.name: file for file in hardware_files() if isinstance(file, LinkFile)}
+    wanted = _canonical(name)
+    if wanted in links:
+        return to_link(links[wanted])
+    near = difflib.get_close_matches(wanted, links, n=3, cutoff=0.5)
+    guess = f"did you mean {' or '.join(near)}? " if near else ""
+    raise UsageError(
+        f"no network {name!r} in the catalogue", hint=f"{guess}known: {', '.join(links)}"
+    )
+
+
+def _source(field: str, figure: Figure[float] | Figure[int] | MatmulSweep) -> Source:
+    return Source(field, Provenance(figure.provenance), figure.source)
+
+
+def to_link(file: LinkFile) -> Link:
+    """Link of a catalogue file."""
+    return Link(
+        name=file.name,
+        latency=file.latency.value,
+        bandwidth=file.bandwidth.value,
+        sources=(_source("latency", file.latency), _source("bandwidth", file.bandwidth)),
+    )
+
+
+def _matmul_curve(file: AcceleratorFile) -> Curve:
+    sweep = file.matmul_efficiency
+    peak = file.matmul_peak[sweep.dtype].value
+    points = sorted((float(point.flop), point.rate / peak) for point in sweep.points)
+    return Curve(tuple(points))
+
+
+def to_accelerator(file: AcceleratorFile) -> Accelerator:
+    """Accelerator of a catalogue file."""
+    memory_efficiency = file.memory_efficiency
+    sources = [
+        _source("memory", file.memory),
+        _source("reserved", file.reserved),
+        _source("fragmentation", file.fragmentation),
+        *(_source(f"matmul_peak.{dtype}", peak) for dtype, peak in file.matmul_peak.items()),
+        _source("matmul_efficiency", file.matmul_efficiency),
+        _source("attention_efficiency", file.attention_efficiency),
+        _source("memory_bandwidth", file.memory_bandwidth),
+        Source(
+            "memory_efficiency", Provenance(memory_efficiency.provenance), memory_efficiency.source
+        ),
+        _source("kernel_latency", file.kernel_latency),
+    ]
+    return Accelerator(
+        name=file.name,
+        memory=file.memory.value,
+        reserved=file.reserved.value,
+        fragmentation=file.fragmentation.value,
+        matmul_peak=tuple((dtype, peak.value) for dtype, peak in file.matmul_peak.items()),
+        matmul_efficiency=_matmul_curve(file),
+        attention_efficiency=file.attention_efficiency.value,
+        memory_bandwidth=file.memory_bandwidth.value,
+        memory_efficiency=Curve(
+            tuple((float(point.size), point.fraction) for point in memory_efficiency.points)
+        ),
+        kernel_latency=file.kernel_latency.value,
+        sources=tuple(sources),
+    )

@@ -1,0 +1,232 @@
+"""Schema of the catalogue and cluster files: each number with its unit, provenance and source.
+
+Hardware files (`profiles/hardware/*.json`) are either an `AcceleratorFile` or a `LinkFile`,
+told apart by ``kind``. A `ClusterFile` is what a user writes to describe an own cluster.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Generic, Literal, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    model_validator,
+)
+
+from autoplan.errors import InputError
+from autoplan.units import parse_bandwidth, parse_bytes, parse_flop_rate, parse_time
+
+__all__ = [
+    "AcceleratorFile",
+    "Bandwidth",
+    "ByteCount",
+    "ClusterFile",
+    "EfficiencyCurve",
+    "Figure",
+    "FlopRate",
+    "LinkFile",
+    "LinkOverride",
+    "MatmulPoint",
+    "MatmulSweep",
+    "Record",
+    "Seconds",
+    "first_error",
+    "read_record",
+]
+
+T = TypeVar("T")
+R = TypeVar("R", bound=BaseModel)
+
+
+def _quantity(parse: Callable[[str], float]) -> BeforeValidator:
+    def validate(value: object) -> float:
+        if not isinstance(value, str):
+            raise ValueError("a quantity is text with its unit, e.g. '80 GB' or '12 us'")
+        try:
+            return parse(value)
+        except OverflowError:
+            raise ValueError(f"{value!r} is too large") from None
+
+    return BeforeValidator(validate)
+
+
+ByteCount = Annotated[
+    int, _quantity(parse_bytes), Field(ge=0), PlainSerializer(lambda value: f"{value} B")
+]
+Bandwidth = Annotated[
+    float, _quantity(parse_bandwidth), Field(gt=0), PlainSerializer(lambda value: f"{value!r} B/s")
+]
+Seconds = Annotated[
+    float, _quantity(parse_time), Field(gt=0), PlainSerializer(lambda value: f"{value!r} s")
+]
+FlopRate = Annotated[
+    float,
+    _quantity(parse_flop_rate),
+    Field(gt=0),
+    PlainSerializer(lambda value: f"{value / 1e9!r} GFLOP/s"),
+]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Origin = Literal["catalogue", "default"]
+SourceText = Annotated[str, Field(min_length=3)]
+
+
+class Record(BaseModel):
+    """Base of the file records: immutable, unknown fields refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Figure(Record, Generic[T]):
+    """One number, what kind of number it is, and who says so."""
+
+    value: T
+    provenance: Origin
+    source: SourceText
+
+
+class MatmulPoint(Record):
+    """Rate of one (m x k) by (k x n) matmul."""
+
+    shape: tuple[int, int, int]
+    rate: FlopRate
+
+    @property
+    def flop(self) -> int:
+        """FLOP of the matmul, one multiply-add = 2."""
+        m, n, k = self.shape
+        return 2 * m * n * k
+
+
+class MatmulSweep(Record):
+    """Matmul rates by shape; a fraction of the peak of ``dtype`` in the model."""
+
+    dtype: str
+    points: Annotated[tuple[MatmulPoint, ...], Field(min_length=1)]
+    provenance: Origin
+    source: SourceText
+
+
+class EfficiencyPoint(Record):
+    """Fraction of the peak bandwidth an op reaches that moves ``size`` bytes."""
+
+    size: ByteCount
+    fraction: Fraction
+
+
+class EfficiencyCurve(Record):
+    """Fractions of the memory bandwidth by bytes moved."""
+
+    points: Annotated[tuple[EfficiencyPoint, ...], Field(min_length=1)]
+    provenance: Origin
+    source: SourceText
+
+
+class AcceleratorFile(Record):
+    """One accelerator: figures of one rank, and the node it usually sits in."""
+
+    schema_version: Literal[1]
+    kind: Literal["accelerator"]
+    name: str
+    aliases: tuple[str, ...]
+    memory: Figure[ByteCount]
+    reserved: Figure[ByteCount]
+    fragmentation: Figure[Annotated[float, Field(ge=0, lt=1)]]
+    matmul_peak: Annotated[dict[str, Figure[FlopRate]], Field(min_length=1)]
+    matmul_efficiency: MatmulSweep
+    attention_efficiency: Figure[Fraction]
+    memory_bandwidth: Figure[Bandwidth]
+    memory_efficiency: EfficiencyCurve
+    kernel_latency: Figure[Seconds]
+    intra: str
+    inter: str
+    max_ranks_per_node: Figure[Annotated[int, Field(ge=1)]]
+
+    @model_validator(mode="after")
+    def _check(self) -> AcceleratorFile:
+        if self.matmul_efficiency.dtype not in self.matmul_peak:
+            raise ValueError(f"matmul_efficiency.dtype {self.matmul_efficiency.dtype} has no peak")
+        return self
+
+
+class LinkFile(Record):
+    """One network level: per rank and direction, as a collective reaches it."""
+
+    schema_version: Literal[1]
+    kind: Literal["link"]
+    name: str
+    latency: Figure[Seconds]
+    bandwidth: Figure[Bandwidth]
+
+
+class LinkOverride(Record):
+    """A network level in a cluster file: a catalogue name, or own figures, or both."""
+
+    name: str = ""
+    latency: Seconds | None = None
+    bandwidth: Bandwidth | None = None
+
+
+class ClusterFile(Record):
+    """A cluster a user describes: an accelerator of the catalogue, counts, and overrides.
+
+    ::
+
+        {
+          "schema_version": 1,
+          "accelerator": "h100",
+          "nodes": 2,
+          "ranks_per_node": 4,
+          "memory": "94 GiB",
+          "inter": {"name": "infiniband-hdr", "bandwidth": "23 GB/s", "latency": "6 us"},
+          "source": "our lab, all_reduce_perf of March"
+        }
+
+    ``memory`` and ``memory_bandwidth`` are those of one rank; ``intra`` and ``inter`` are the
+    networks inside and between nodes, per rank and direction. What is left out is the
+    catalogue's.
+    """
+
+    schema_version: Literal[1]
+    accelerator: str
+    nodes: Annotated[int, Field(ge=1, le=100_000)] = 1
+    ranks_per_node: Annotated[int, Field(ge=1, le=1024)]
+    memory: ByteCount | None = None
+    memory_bandwidth: Bandwidth | None = None
+    intra: LinkOverride = LinkOverride()
+    inter: LinkOverride = LinkOverride()
+    source: str = ""
+
+
+def first_error(error: ValidationError) -> str:
+    """Field path and reason of the first problem, e.g. ``copy.3.seconds: ...``."""
+    problem = error.errors(include_url=False)[0]
+    path = ".".join(str(part) for part in problem["loc"]) or "top level"
+    return f"{path}: {problem['msg']}"
+
+
+def read_record(path: Path, record: type[R], what: str, *, hint: str = "") -> R:
+    """Record in a JSON file; `InputError` with the field path when it is not one."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: can't read the {what}: {error}") from error
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"{path}:{error.lineno}: the {what} is not valid JSON: {error.msg}", hint=hint
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: the {what} is not valid JSON: {error}", hint=hint) from error
+    try:
+        return record.model_validate(data)
+    except ValidationError as error:
+        raise InputError(f"{path}: {what}: {first_error(error)}", hint=hint) from error
