@@ -21,7 +21,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["BlockMemory", "MemorySettings", "StageMemory", "stage_memory", "state_bytes", "unit_bytes"]
+__all__ = [
+    "BlockMemory",
+    "MemorySettings",
+    "StageMemory",
+    "stage_memory",
+    "state_bytes",
+    "unit_bytes",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,137 @@
+"""Cost of one block under chosen strategies: seconds, collectives, bytes.
+
+The closed form that the integer program optimises: the same terms (`terms.block_terms`),
+summed over the choices made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autoplan.costs.compute import local_bytes
+from autoplan.costs.liveness import liveness
+from autoplan.costs.terms import BlockTerms, block_terms, parameter_states
+from autoplan.ir.graph import BlockClass, dtype_size
+from autoplan.ir.hardware import Cluster
+from autoplan.ir.mesh import Group
+from autoplan.ir.placement import CollectiveKind, Placement, shard_shape
+from autoplan.ir.strategy import OpStrategy
+
+__all__ = ["BlockCost", "CollectiveCall", "block_cost", "collectives"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockCost:
+    """Seconds and bytes of one block for one microbatch on one rank.
+
+    ``forward`` and ``backward`` are compute, ``tp_forward`` and ``tp_backward`` collectives
+    of the model axis. ``saved`` is bytes kept from forward to backward; ``boundary`` those of
+    the boundary inputs, all that full recompute keeps; ``boundary_out`` those handed on.
+    ``transient`` is the larger peak of temporaries in forward or of gradients in backward.
+    ``parameters`` lists (local name, local elements, bytes of one), ``partial_grads`` the
+    names whose gradient needs an all_reduce once a step. ``tp_bytes_forward`` and
+    ``tp_bytes_backward`` are payloads of the collectives.
+    """
+
+    forward: float
+    backward: float
+    tp_forward: float
+    tp_backward: float
+    saved: int
+    boundary: int
+    boundary_out: int
+    transient: int
+    parameters: tuple[tuple[str, int, int], ...]
+    partial_grads: tuple[str, ...]
+    tp_bytes_forward: int
+    tp_bytes_backward: int
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveCall:
+    """One collective of the program: kind, bytes of the whole tensor, and pass."""
+
+    kind: CollectiveKind
+    payload: int
+    backward: bool
+
+
+def block_cost(
+    block: BlockClass,
+    strategies: Mapping[str, OpStrategy],
+    boundary_in: tuple[Placement, ...],
+    boundary_out: tuple[Placement, ...],
+    group: Group,
+    cluster: Cluster,
+) -> BlockCost:
+    """Cost of a block with those strategies (by operator name) and boundary placements."""
+    ranks = group.ranks
+    terms = block_terms(block, strategies, boundary_in, boundary_out, group, cluster)
+    bytes_held = liveness(block, strategies, boundary_in, boundary_out, ranks)
+    states = parameter_states(block, strategies)
+    calls = _calls(block, strategies, terms, ranks)
+    return BlockCost(
+        forward=sum(term.forward for term in terms.ops),
+        backward=sum(term.backward for term in terms.ops),
+        tp_forward=sum(term.tp_forward for term in terms.ops)
+        + sum(term.resharding.forward for term in terms.conversions),
+        tp_backward=sum(term.tp_backward for term in terms.ops)
+        + sum(term.resharding.backward for term in terms.conversions),
+        saved=bytes_held.saved,
+        boundary=_local_sum(block, block.inputs, boundary_in, ranks),
+        boundary_out=_local_sum(block, block.outputs, boundary_out, ranks),
+        transient=max(bytes_held.forward, bytes_held.backward),
+        parameters=tuple(
+            (name, *_parameter(block, name, states[name][0], ranks)) for name in block.parameters
+        ),
+        partial_grads=tuple(name for name in block.parameters if states[name][1]),
+        tp_bytes_forward=sum(call.payload for call in calls if not call.backward),
+        tp_bytes_backward=sum(call.payload for call in calls if call.backward),
+    )
+
+
+def collectives(
+    block: BlockClass,
+    strategies: Mapping[str, OpStrategy],
+    boundary_in: tuple[Placement, ...],
+    boundary_out: tuple[Placement, ...],
+    group: Group,
+    cluster: Cluster,
+) -> tuple[CollectiveCall, ...]:
+    """Collectives of the model axis that the block issues for one microbatch."""
+    terms = block_terms(block, strategies, boundary_in, boundary_out, group, cluster)
+    return _calls(block, strategies, terms, group.ranks)
+
+
+def _calls(
+    block: BlockClass, strategies: Mapping[str, OpStrategy], terms: BlockTerms, ranks: int
+) -> tuple[CollectiveCall, ...]:
+    if ranks == 1:
+        return ()
+    calls = [
+        CollectiveCall(inner.kind, inner.payload, inner.backward)
+        for op in block.ops
+        for inner in strategies[op.name].inner
+    ]
+    for term in terms.conversions:
+        resharding = term.resharding
+        for kind, backward in ((resharding.forward_kind, False), (resharding.backward_kind, True)):
+            if kind is not None:
+                calls.append(CollectiveCall(kind, resharding.payload, backward))
+    return tuple(calls)
+
+
+def _local_sum(
+    block: BlockClass, names: tuple[str, ...], placements: tuple[Placement, ...], ranks: int
+) -> int:
+    return sum(
+        local_bytes(block.tensor(name), placement, ranks)
+        for name, placement in zip(names, placements, strict=True)
+    )
+
+
+def _parameter(block: BlockClass, name: str, storage: Placement, ranks: int) -> tuple[int, int]:
+    tensor = block.tensor(name)
+    return math.prod(shard_shape(tensor.shape, storage, ranks)), dtype_size(tensor.dtype)

@@ -1,0 +1,208 @@
+"""Bytes a block keeps from forward to backward, and the peak of what it holds for a moment.
+
+A *storage* is a run of memory: the tensor that owns it, or a converted copy of a tensor.
+Views, replicated states and slices of the outermost kind share the storage of their source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autoplan.costs.compute import is_sharded, is_view, local_bytes
+from autoplan.costs.terms import produced_placements, required_states
+from autoplan.ir.graph import BlockClass, Op, TensorKind
+from autoplan.ir.placement import Placement, Replicate, Shard
+from autoplan.ir.strategy import OpStrategy
+
+__all__ = ["Liveness", "liveness"]
+
+Storage = tuple[str, str]
+_HELD_ELSEWHERE = (
+    TensorKind.PARAMETER,
+    TensorKind.BUFFER,
+    TensorKind.INPUT,
+    TensorKind.SHARED,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Liveness:
+    """Bytes on one rank: saved for backward, and the transient peaks of both passes."""
+
+    saved: int
+    forward: int
+    backward: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    op: Op
+    reads: tuple[Storage, ...]
+    writes: tuple[Storage, ...]
+
+
+class _Storages:
+    """Storages of a block by tensor and state, with their local bytes."""
+
+    def __init__(self, block: BlockClass, produced: Mapping[str, Placement], ranks: int) -> None:
+        self.size: dict[Storage, int] = {}
+        self.source: dict[Storage, Storage] = {}
+        self._block = block
+        self._produced = produced
+        self._ranks = ranks
+        self._of: dict[str, Storage] = {}
+        for name in (*block.inputs, *block.parameters, *block.buffers, *block.shared):
+            held = block.tensor(name).kind in _HELD_ELSEWHERE
+            self.create(name, 0 if held else self._local(name, produced[name]))
+
+    def _local(self, name: str, placement: Placement) -> int:
+        return local_bytes(self._block.tensor(name), placement, self._ranks)
+
+    def create(self, name: str, size: int | None = None) -> Storage:
+        """A storage of its own for a produced tensor."""
+        key = (name, "")
+        self.size[key] = self._local(name, self._produced[name]) if size is None else size
+        self._of[name] = key
+        return key
+
+    def alias(self, name: str, storage: Storage) -> None:
+        """Let a tensor share a storage."""
+        self._of[name] = storage
+
+    def read(self, name: str, state: Placement) -> Storage:
+        """Storage of a tensor in a required state: its own, or that of the converted copy."""
+        produced = self._produced[name]
+        if _shares(produced, state) or self._ranks == 1:
+            return self._of[name]
+        key = (name, str(state))
+        self.size[key] = self._local(name, state)
+        self.source[key] = self._of[name]
+        return key
+
+    def own(self, name: str) -> Storage:
+        """Storage a tensor was produced in."""
+        return self._of[name]
+
+
+def _shares(produced: Placement, state: Placement) -> bool:
+    if produced == state:
+        return True
+    # A slice of one run is a view; of several blocks, a copy.
+    return isinstance(produced, Replicate) and not (isinstance(state, Shard) and state.blocks > 1)
+
+
+def liveness(
+    block: BlockClass,
+    strategies: Mapping[str, OpStrategy],
+    boundary_in: tuple[Placement, ...],
+    boundary_out: tuple[Placement, ...],
+    ranks: int,
+) -> Liveness:
+    """Saved bytes and transient peaks of one microbatch on one rank."""
+    produced = produced_placements(block, strategies, boundary_in)
+    storages = _Storages(block, produced, ranks)
+    steps: list[_Step] = []
+    saved: set[Storage] = set()
+    extra = 0
+    for op in block.ops:
+        strategy = strategies[op.name]
+        states = required_states(op, block, strategy)
+        reads = tuple(
+            storages.read(name, state) for name, state in zip(op.inputs, states, strict=True)
+        )
+        writes = _outputs(op, block, storages, dict(zip(op.inputs, reads, strict=True)))
+        by_name = dict(zip(op.inputs, reads, strict=True))
+        by_name.update(zip(op.outputs, writes, strict=True))
+        saved.update(by_name[name] for name in op.saved if name in by_name)
+        extra += op.saved_extra // (ranks if is_sharded(strategy) else 1)
+        steps.append(_Step(op, reads, writes))
+    sent = tuple(
+        storages.read(name, state) for name, state in zip(block.outputs, boundary_out, strict=True)
+    )
+    return Liveness(
+        saved=sum(storages.size[key] for key in saved) + extra,
+        forward=_forward_peak(steps, storages.size, saved, sent),
+        backward=_backward_peak(steps, storages, block, sent),
+    )
+
+
+def _outputs(
+    op: Op, block: BlockClass, storages: _Storages, reads: Mapping[str, Storage]
+) -> tuple[Storage, ...]:
+    written = []
+    source = next((s for n, s in reads.items() if not _is_constant(block, n)), None)
+    for name in op.outputs:
+        if is_view(op, block) and reads:
+            base = block.tensor(name).base
+            origin = next(
+                (s for n, s in reads.items() if n == base or block.tensor(n).base == base), source
+            )
+            if origin is not None:
+                storages.alias(name, origin)
+                written.append(origin)
+                continue
+        written.append(storages.create(name))
+    return tuple(written)
+
+
+def _is_constant(block: BlockClass, name: str) -> bool:
+    return block.tensor(name).kind in _HELD_ELSEWHERE
+
+
+def _forward_peak(
+    steps: list[_Step],
+    size: Mapping[Storage, int],
+    saved: set[Storage],
+    sent: tuple[Storage, ...],
+) -> int:
+    """Largest sum of storages that live during an operator and are not kept afterwards."""
+    last: dict[Storage, int] = {}
+    for index, step in enumerate(steps):
+        for key in (*step.reads, *step.writes):
+            last[key] = index
+    for key in sent:
+        last[key] = len(steps)
+    live: set[Storage] = set()
+    peak = 0
+    for index, step in enumerate(steps):
+        live.update(key for key in (*step.reads, *step.writes) if key not in saved)
+        peak = max(peak, sum(size[key] for key in live))
+        live = {key for key in live if last[key] > index}
+    return max(peak, sum(size[key] for key in {*live, *sent} if key not in saved))
+
+
+def _backward_peak(
+    steps: list[_Step], storages: _Storages, block: BlockClass, sent: tuple[Storage, ...]
+) -> int:
+    """Largest sum of gradients that live at once: each as large as its tensor's storage.
+
+    Going backwards, the gradient of a storage lives from its first reader to its producer.
+    That of a converted copy ends where the copy was first read: there it becomes one of the
+    source.
+    """
+    size, source = storages.size, storages.source
+    begin: dict[Storage, int] = {}
+    for index, step in enumerate(steps):
+        for key in step.writes:
+            begin.setdefault(key, index)
+        for key in step.reads:
+            if key in source:
+                begin.setdefault(key, index)
+    live = {*sent, *(source[key] for key in sent if key in source)}
+    peak = sum(size[key] for key in live)
+    live -= {key for key in sent if key in source and key not in begin}
+    for index in range(len(steps) - 1, -1, -1):
+        step = steps[index]
+        if any(block.tensor(name).requires_grad for name in step.op.outputs):
+            live.update(step.writes)
+            live.update(
+                key
+                for name, key in zip(step.op.inputs, step.reads, strict=True)
+                if block.tensor(name).requires_grad
+            )
+        done = {key for key in live if begin.get(key, -1) >= index}
+        live.update(source[key] for key in done if key in source)
+        peak = max(peak, sum(size[key] for key in live))
+        live -= done
+    return peak

@@ -1,0 +1,159 @@
+"""Every cost term of a block, priced once for the closed form and for the integer program.
+
+Two kinds of terms: an operator under a strategy, and a tensor converted from its produced
+placement to a required state (once, however many consumers require it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autoplan.costs.collectives import collective_time
+from autoplan.costs.compute import op_time
+from autoplan.costs.resharding import Resharding, conversion_time
+from autoplan.errors import InternalError
+from autoplan.ir.graph import BlockClass, Op, TensorKind
+from autoplan.ir.hardware import Cluster
+from autoplan.ir.mesh import Group
+from autoplan.ir.placement import Placement, Replicate, Shard, required_state
+from autoplan.ir.strategy import OpStrategy
+
+__all__ = [
+    "BlockTerms",
+    "ConversionTerm",
+    "OpTerm",
+    "block_terms",
+    "op_term",
+    "parameter_states",
+    "produced_placements",
+    "required_states",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpTerm:
+    """Seconds of one operator under one strategy: compute, and its inner collectives."""
+
+    forward: float
+    backward: float
+    tp_forward: float
+    tp_backward: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversionTerm:
+    """One converted copy of a tensor."""
+
+    tensor: str
+    produced: Placement
+    required: Placement
+    resharding: Resharding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockTerms:
+    """All terms of a block: operators in order, then conversions in order of first use."""
+
+    ops: tuple[OpTerm, ...]
+    conversions: tuple[ConversionTerm, ...]
+
+
+def op_term(
+    op: Op, block: BlockClass, strategy: OpStrategy, group: Group, cluster: Cluster
+) -> OpTerm:
+    """Seconds of an operator under a strategy."""
+    time = op_time(op, block, strategy, group.ranks, cluster.accelerator)
+    inner = {False: 0.0, True: 0.0}
+    for collective in strategy.inner:
+        inner[collective.backward] += collective_time(
+            collective.kind, collective.payload, group, cluster
+        )
+    return OpTerm(
+        forward=time.forward,
+        backward=time.backward,
+        tp_forward=inner[False],
+        tp_backward=inner[True],
+    )
+
+
+def required_states(op: Op, block: BlockClass, strategy: OpStrategy) -> tuple[Placement, ...]:
+    """State each input slot must be in, by the gradient law."""
+    return tuple(
+        required_state(placement, strategy.outputs, differentiable=block.tensor(name).requires_grad)
+        for name, placement in zip(op.inputs, strategy.inputs, strict=True)
+    )
+
+
+def produced_placements(
+    block: BlockClass,
+    strategies: Mapping[str, OpStrategy],
+    boundary_in: tuple[Placement, ...],
+) -> dict[str, Placement]:
+    """Placement in which each tensor of a block comes into being.
+
+    Parameters are stored as their consumers need them; see `parameter_states`.
+    """
+    produced: dict[str, Placement] = {name: Replicate() for name in (*block.buffers, *block.shared)}
+    produced.update(zip(block.inputs, boundary_in, strict=True))
+    for name, (storage, _) in parameter_states(block, strategies).items():
+        produced[name] = storage
+    for op in block.ops:
+        produced.update(zip(op.outputs, strategies[op.name].outputs, strict=True))
+    return produced
+
+
+def parameter_states(
+    block: BlockClass, strategies: Mapping[str, OpStrategy]
+) -> dict[str, tuple[Placement, bool]]:
+    """Storage placement of each parameter, and whether some use leaves a partial gradient."""
+    storage: dict[str, Placement] = {}
+    partial: dict[str, bool] = dict.fromkeys(block.parameters, False)
+    for op in block.ops:
+        for name, state in zip(
+            op.inputs, required_states(op, block, strategies[op.name]), strict=True
+        ):
+            if name not in partial:
+                continue
+            stored = state if isinstance(state, Shard) else Replicate()
+            if storage.setdefault(name, stored) != stored:
+                raise InternalError(
+                    f"{block.name}: parameter {name} is used as {storage[name]} and as {state}"
+                )
+            partial[name] |= isinstance(state, Replicate) and state.partial_grad
+    return {name: (storage.get(name, Replicate()), flag) for name, flag in partial.items()}
+
+
+def block_terms(
+    block: BlockClass,
+    strategies: Mapping[str, OpStrategy],
+    boundary_in: tuple[Placement, ...],
+    boundary_out: tuple[Placement, ...],
+    group: Group,
+    cluster: Cluster,
+) -> BlockTerms:
+    """Every cost term of a block with those strategies and boundary placements."""
+    produced = produced_placements(block, strategies, boundary_in)
+    conversions: dict[tuple[str, Placement], ConversionTerm] = {}
+
+    def require(name: str, state: Placement) -> None:
+        if (name, state) in conversions or block.tensor(name).kind is TensorKind.PARAMETER:
+            return
+        resharding = conversion_time(block.tensor(name), produced[name], state, group, cluster)
+        if resharding is None:
+            raise InternalError(
+                f"{block.name}: {name} is produced as {produced[name]}, required as {state}"
+            )
+        conversions[name, state] = ConversionTerm(
+            tensor=name, produced=produced[name], required=state, resharding=resharding
+        )
+
+    ops = []
+    for op in block.ops:
+        strategy = strategies[op.name]
+        ops.append(op_term(op, block, strategy, group, cluster))
+        for name, state in zip(op.inputs, required_states(op, block, strategy), strict=True):
+            require(name, state)
+    for name, state in zip(block.outputs, boundary_out, strict=True):
+        require(name, state)
+    return BlockTerms(ops=tuple(ops), conversions=tuple(conversions.values()))
