@@ -1,0 +1,89 @@
+"""In how many equal pieces the operators of a block cut their dimensions.
+
+A fused projection (query, key and value in one weight) is cut by a ``split`` further on. It
+can be sharded so that the cut stays local only in blocks: each rank holds its part of each
+piece. Flattening batch and sequence makes blocks likewise: a shard of the sequence is, in
+the flat dimension, a part of each sample. Rules try only the blocks found here.
+"""
+
+from __future__ import annotations
+
+import math
+
+from autoplan.ir.graph import BlockClass, Op
+
+__all__ = ["block_counts", "view_groups"]
+
+_VIEWS = ("view", "reshape", "_unsafe_view", "flatten", "unflatten")
+_SPLITS = ("split", "split_with_sizes", "chunk")
+_MAX_PACKED = 8  # packed projections hold few parts; more would be heads or pixels
+
+
+def block_counts(block: BlockClass) -> tuple[tuple[int, int], ...]:
+    """Pairs (dim size, pieces > 1), sorted."""
+    found: set[tuple[int, int]] = set()
+    for op in block.ops:
+        name = op.target.split(".")[1] if op.target.startswith("aten.") else ""
+        if name in _SPLITS:
+            found.update(_split_count(op, block))
+        elif name in _VIEWS:
+            found.update(_view_counts(op, block))
+    return tuple(sorted(found))
+
+
+def _split_count(op: Op, block: BlockClass) -> set[tuple[int, int]]:
+    whole = block.tensor(op.inputs[0]).shape
+    shapes = [block.tensor(name).shape for name in op.outputs]
+    if len(shapes) < 2 or any(shape != shapes[0] for shape in shapes):
+        return set()
+    pieces = len(shapes)
+    return {
+        (size, pieces)
+        for size, part in zip(whole, shapes[0], strict=True)
+        if part * pieces == size and part != size
+    }
+
+
+def _view_counts(op: Op, block: BlockClass) -> set[tuple[int, int]]:
+    source, result = block.tensor(op.inputs[0]).shape, block.tensor(op.outputs[0]).shape
+    found: set[tuple[int, int]] = set()
+    for ins, outs in view_groups(source, result):
+        merged = [source[d] for d in ins if source[d] > 1]
+        parts = [result[d] for d in outs if result[d] > 1]
+        if 0 in ins and len(merged) > 1:  # batch x sequence into rows
+            found.update((result[d], merged[0]) for d in outs if result[d] % merged[0] == 0)
+        if 0 in outs and len(parts) > 1:  # and back
+            found.update((source[d], parts[0]) for d in ins if source[d] % parts[0] == 0)
+        if len(merged) == 1 and len(parts) > 2 and parts[0] <= _MAX_PACKED:
+            found.add((merged[0], parts[0]))  # (3, heads, head size)
+    # More blocks than elements in each are samples of a few tokens: not worth trying.
+    return {(size, pieces) for size, pieces in found if 1 < pieces <= size // pieces}
+
+
+def view_groups(
+    source: tuple[int, ...], result: tuple[int, ...]
+) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+    """Smallest groups of consecutive dims with equal products, as (source, result) dims.
+
+    >>> view_groups((2, 3, 8), (6, 2, 4))
+    (((0, 1), (0,)), ((2,), (1, 2)))
+    """
+    if 0 in source or 0 in result:
+        return ()
+    assert math.prod(source) == math.prod(result), (source, result)
+    groups = []
+    i = j = 0
+    while i < len(source) or j < len(result):
+        start_i, start_j = i, j
+        left = right = 1
+        while True:
+            if left <= right and i < len(source) and (left < right or i == start_i):
+                left *= source[i]
+                i += 1
+            elif j < len(result) and (right < left or j == start_j):
+                right *= result[j]
+                j += 1
+            else:
+                break
+        groups.append((tuple(range(start_i, i)), tuple(range(start_j, j))))
+    return tuple(groups)

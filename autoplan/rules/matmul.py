@@ -1,0 +1,112 @@
+"""Matrix products: rows, columns, contraction, batch.
+
+A contraction split over the ranks gives addends. A bias would then be added once by every
+rank, so such a product goes through ``row_parallel_linear`` or ``row_parallel_addmm`` of the
+runtime: the same signature and ``axis``, and each rank adds ``bias / axis.size``. The bias
+is whole on each rank and its gradient partial (g / n each), as the gradient law says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autoplan.ir.graph import Op
+from autoplan.ir.placement import Placement
+from autoplan.ir.strategy import OpStrategy
+from autoplan.rules.registry import OpView, P, R, S, rule
+
+__all__ = ["addmm", "baddbmm", "grouped", "linear", "product"]
+
+
+@rule("aten.linear.default")
+def linear(op: Op, view: OpView) -> Iterator[OpStrategy]:
+    """``x [..., in]``, ``weight [out, in]``, ``bias [out]`` -> ``[..., out]``."""
+    bias = view.slot(2, "bias")
+    shape = view.shape(0)
+    last = len(shape) - 1
+    if len(view.shape(1)) != 2:
+        return
+    for dim in range(last):
+        for rows in view.shards(dim, shape[dim]):
+            yield view.strategy({0: rows}, rows)
+    for blocks in view.blocks(view.shape(1)[0]):
+        yield view.strategy({1: S(0, blocks), bias: S(0, blocks)}, S(last, blocks))
+    call = "" if bias is None else "row_parallel_linear"
+    for blocks in view.blocks(shape[last]):
+        yield view.strategy({0: S(last, blocks), 1: S(1, blocks)}, P, call=call)
+
+
+@rule("aten.addmm.default")
+def addmm(op: Op, view: OpView) -> Iterator[OpStrategy]:
+    """``bias + mat1 [m, k] @ mat2 [k, n]`` with a bias that broadcasts to ``[m, n]``."""
+    (m, k), n = view.shape(1), view.shape(2)[1]
+    bias = view.shape(0)
+    for blocks in view.blocks(m):
+        yield view.strategy({0: _broadcast(bias, 0, m, 2, blocks), 1: S(0, blocks)}, S(0, blocks))
+    for blocks in view.blocks(n):
+        yield view.strategy({0: _broadcast(bias, 1, n, 2, blocks), 2: S(1, blocks)}, S(1, blocks))
+    for blocks in view.blocks(k):
+        yield view.strategy({1: S(1, blocks), 2: S(0, blocks)}, P, call="row_parallel_addmm")
+
+
+@rule("aten.mm.default", "aten.bmm.default", "aten.matmul.default")
+def product(op: Op, view: OpView) -> Iterator[OpStrategy]:
+    """``[..., m, k] @ [..., k, n]``; batch dims broadcast; vectors only as a batch of rows."""
+    left, right, out = view.shape(0), view.shape(1), view.output.shape
+    if len(right) < 2 or len(left) < 2:
+        return
+    yield from _batches(view, (0, 1))
+    rows, columns = len(out) - 2, len(out) - 1
+    for blocks in view.blocks(left[-2]):
+        yield view.strategy({0: S(len(left) - 2, blocks)}, S(rows, blocks))
+    for blocks in view.blocks(right[-1]):
+        yield view.strategy({1: S(len(right) - 1, blocks)}, S(columns, blocks))
+    for blocks in view.blocks(left[-1]):
+        yield view.strategy({0: S(len(left) - 1, blocks), 1: S(len(right) - 2, blocks)}, P)
+
+
+@rule("aten.baddbmm.default")
+def baddbmm(op: Op, view: OpView) -> Iterator[OpStrategy]:
+    """``input + batch1 @ batch2``; the contraction is not split, for ``input``'s sake."""
+    added, out = view.shape(0), view.output.shape
+    yield from _batches(view, (0, 1, 2))
+    for blocks in view.blocks(out[1]):
+        added_rows = _broadcast(added, 1, out[1], 3, blocks)
+        yield view.strategy({0: added_rows, 1: S(1, blocks)}, S(1, blocks))
+    for blocks in view.blocks(out[2]):
+        added_columns = _broadcast(added, 2, out[2], 3, blocks)
+        yield view.strategy({0: added_columns, 2: S(2, blocks)}, S(2, blocks))
+
+
+@rule("aten._grouped_mm.default")
+def grouped(op: Op, view: OpView) -> Iterator[OpStrategy]:
+    """Tokens sorted by expert ``[t, k]`` with ``[e, k, n]``: columns and contraction.
+
+    Tokens and experts are not split: the group ends are positions in all tokens.
+    """
+    if len(view.shape(0)) != 2 or len(view.shape(1)) != 3 or view.slot(3, "bias") is not None:
+        return
+    _, k, n = view.shape(1)
+    for blocks in view.blocks(n):
+        yield view.strategy({1: S(2, blocks)}, S(1, blocks))
+    for blocks in view.blocks(k):
+        yield view.strategy({0: S(1, blocks), 1: S(1, blocks)}, P)
+
+
+def _broadcast(
+    shape: tuple[int, ...], dim: int, size: int, ndim: int, blocks: int = 1
+) -> Placement:
+    """Placement of an operand that broadcasts, where the result is sharded in ``dim``."""
+    own = dim - (ndim - len(shape))
+    return S(own, blocks) if own >= 0 and shape[own] == size else R
+
+
+def _batches(view: OpView, slots: tuple[int, ...]) -> Iterator[OpStrategy]:
+    out = view.output.shape
+    for dim in range(len(out) - 2):
+        for blocks in view.blocks(out[dim]):
+            inputs: dict[int | None, Placement] = {
+                slot: _broadcast(view.shape(slot), dim, out[dim], len(out), blocks)
+                for slot in slots
+            }
+            yield view.strategy(inputs, S(dim, blocks))

@@ -1,0 +1,269 @@
+"""Operators that only move or select elements: all linear, so addends pass.
+
+A view maps groups of consecutive dims onto each other. Seen in the group's flat order, a
+shard of a dim is a shard in blocks, as many as the sizes of the dims before it multiply to:
+so a shard passes exactly where the other side has a dim that cuts the flat order into the
+same blocks. Local sizes come from that map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from autoplan.ir.graph import Arg, Op
+from autoplan.ir.placement import Placement, Shard, shard_shape
+from autoplan.ir.strategy import OpStrategy
+from autoplan.rules.blocks import view_groups
+from autoplan.rules.registry import OpView, P, R, S, rule
+
+__all__ = ["local_output_sizes", "with_arg"]
+
+
+def with_arg(op: Op, index: int, name: str, value: Arg) -> Op:
+    """``op`` with one argument replaced, where it is given."""
+    if index < len(op.args):
+        return replace(op, args=(*op.args[:index], value, *op.args[index + 1 :]))
+    kwargs = tuple((key, value if key == name else old) for key, old in op.kwargs)
+    return replace(op, kwargs=kwargs)
+
+
+def local_output_sizes(view: OpView, strategy: OpStrategy) -> tuple[int, ...]:
+    """Shape of the first output on one rank."""
+    return shard_shape(view.output.shape, strategy.outputs[0], view.ranks)
+
+
+def _localize_sizes(op: Op, view: OpView, strategy: OpStrategy) -> Op:
+    return with_arg(op, 1, "size", local_output_sizes(view, strategy))
+
+
+def _localize_unflatten(op: Op, view: OpView, strategy: OpStrategy) -> Op:
+    dim = view.integer(1, "dim", 0) % len(view.shape())
+    count = len(view.integers(2, "sizes"))
+    sizes = local_output_sizes(view, strategy)[dim : dim + count]
+    return with_arg(op, 2, "sizes", sizes)
+
+
+@rule("aten.view.default", "aten.reshape.default", "aten._unsafe_view.default",
+      localizer=_localize_sizes)  # fmt: skip
+def view(op: Op, view: OpView) -> Iterator[OpStrategy]:
+    """Reshapes, by the factorisation of the view."""
+    source, result = view.shape(), view.output.shape
+    found: dict[tuple[Shard, Shard], None] = {}
+    for ins, outs in view_groups(source, result):
+        for dim in ins:
+            for shard in view.shards(dim, source[dim]):
+                image = _image(shard, source, ins, result, outs, view.ranks)
+                if image is not None:
+                    found.setdefault((shard, image))
+        for dim in outs:
+            for shard in view.shards(dim, result[dim]):
+                origin = _image(shard, result, outs, source, ins, view.ranks)
+                if origin is not None:
+                    found.setdefault((origin, shard))
+    for origin, shard in found:
+        if {origin.blocks, shard.blocks} <= _known_blocks(view, origin, shard):
+            yield view.strategy({0: origin}, shard)
+    yield view.strategy({0: P}, P)
+
+
+def _known_blocks(view: OpView, origin: Shard, shard: Shard) -> set[int]:
+    return {
+        *view.blocks(view.shape()[origin.dim]),
+        *view.blocks(view.output.shape[shard.dim]),
+    }
+
+
+def _image(
+    shard: Shard,
+    source: tuple[int, ...],
+    source_dims: tuple[int, ...],
+    result: tuple[int, ...],
+    result_dims: tuple[int, ...],
+    ranks: int,
+) -> Shard | None:
+    """Shard of ``result`` that holds the same elements as ``shard`` of ``source``."""
+    blocks = shard.blocks
+    for dim in source_dims:
+        if dim == shard.dim:
+            break
+        blocks *= source[dim]
+    if source[shard.dim] % (shard.blocks * ranks):
+        return None
+    before = 1
+    for dim in result_dims:
+        own, rest = divmod(blocks, before)
+        if not rest and own and result[dim] % (own * ranks) == 0:
+            return S(dim, own)
+        before *= result[dim]
+    return None
+
+
+rule("aten.flatten.using_ints")(view)
+rule("aten.unflatten.int", localizer=_localize_unflatten)(view)
+
+
+def _mapped(view: OpView, dims: dict[int, int]) -> Iterator[OpStrategy]:
+    """Shards of source dims that are dims of every output, whole; and addends."""
+    for source, result in dims.items():
+        for shard in view.shards(source, view.shape()[source]):
+            yield view.strategy({0: shard}, S(result, shard.blocks))
+    yield view.strategy({0: P}, P)
+
+
+@rule("aten.transpose.int", "aten.t.default", "aten.permute.default")
+def permute(op: Op, view: OpView) -> Iterator[OpStrategy]:
+    """Permutations of dims."""
+    ndim = len(view.shape())
+    order = list(range(ndim))
+    if op.target.startswith("aten.permute"):
+        order = [dim % ndim for dim in view.integers(1, "dims")]
+    elif op.target.startswith("aten.transpose"):
+        a, b = view.integer(1, "dim0", 0) % ndim, view.integer(2, "dim1", 0) % ndim
+        order[a], order[b] = order[b], order[a]
+    else:
+        order.reverse()
+    yield from _mapped(view, {source: result for result, source in enumerate(order)})
+
+
+@rule("aten.unsqueeze.default", "aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims")
+def squeeze(op: Op, view: OpView) -> Iterator[OpStrategy]:
+    """Dims of size 1 added or dropped: the other dims keep their order."""
+    ins = [dim for dim, size in enumerate(view.shape()) if size > 1]
+    outs = [dim for dim, size in enumerate(view.output.shape) if size > 1]
+    pairs = list(zip(ins, outs, strict=True))
+    if not op.target.startswith("aten.unsqueeze"):
+        # A dim of which a rank holds one element would be dropped too.
+        pairs = [(a, b) for a, b in pairs if view.shape()[a] > view.ranks]
+    yield from _mapped(view, dict(pairs))
+
+
+def _localize_expand(op: Op, view: OpView, strategy: OpStrategy) -> Op:
+    return with_arg(op, 1, "size", local_output_sizes(view, strategy))
+
+
+@rule("aten.expand.default", localizer=_localize_expand)
+def expand(op: Op, view: OpView) -> Iterator[OpStrategy]:
+    """Broadcast to a size: kept dims stay sharded, a new or repeated dim is made in part."""
+    source, result = view.shape(), view.output.shape
+    added = len(result) - len(source)
+    for dim, size in enumerate(result):
+        kept = dim >= added and source[dim - added] == size
+        for shard in view.shards(dim, size):
+            yield view.strategy({0: S(dim - added, shard.blocks) if kept else R}, shard)
+    yield view.strategy({0: P}, P)
+
+
+@rule("aten.select.int", "aten.unbind.int")
+def select(op: Op, view: OpView) -> Iterator[OpStrategy]:
+    """One index, or each index, of a dim: the other dims."""
+    ndim = len(view.shape())
+    chosen = view.integer(1, "dim", 0) % ndim
+    kept = [dim for dim in range(ndim) if dim != chosen]
+    yield from _mapped(view, {dim: index for index, dim in enumerate(kept)})
+
+
+@rule("aten.slice.Tensor", "aten.narrow.default", "aten.flip.default", "aten.roll.default",
+      "aten.diff.default")  # fmt: skip
+def part(op: Op, view: OpView) -> Iterator[OpStrategy]:
+    """Part or reordering of a dim: the other dims, and a dim that is kept whole."""
+    touched = _touched(op, view)
+    if len(view.inputs) != 1:
+        return
+    yield from _mapped(view, {d: d for d in range(len(view.shape())) if d not in touched})
+
+
+def _touched(op: Op, view: OpView) -> set[int]:
+    ndim = len(view.shape())
+    if op.target.startswith("aten.flip"):
+        return {dim % ndim for dim in view.integers(1, "dims")}
+    if op.target.startswith("aten.roll"):
+        dims = view.integers(2, "dims")
+        return {dim % ndim for dim in dims} if dims else set(range(ndim))
+    if op.target.startswith("aten.diff"):
+        return {view.integer(2, "dim", -1) % ndim}
+    dim = view.integer(1, "dim", 0) % ndim
+    whole = view.shape()[dim] == view.output.shape[dim] and not view.integer(2, "start", 0)
+    return set() if whole and op.target.startswith("aten.slice") else {dim}
+
+
+def _localize_split(op: Op, view: OpView, strategy: OpStrategy) -> Op:
+    placement, output = strategy.inputs[0], strategy.outputs[0]
+    dim = view.integer(2, "dim", 0) % len(view.shape())
+    if not isinstance(output, Shard) or placement == output or output.dim != dim:
+        return op
+    sizes = view.arg(1)
+    if isinstance(sizes, tuple):
+        local: Arg = tuple(size // view.ranks for size in view.integers(1, "split_sizes"))
+    elif op.target.startswith("aten.chunk"):
+        return op
+    else:
+        local = view.integer(1, "split_size", 1) // view.ranks
+    return with_arg(op, 1, "split_sizes" if isinstance(sizes, tuple) else "split_size", local)
+
+
+@rule("aten.split.Tensor", "aten.split.sizes", "aten.split_with_sizes.default",
+      "aten.chunk.default", localizer=_localize_split)  # fmt: skip
+def split(op: Op, view: OpView) -> Iterator[OpStrategy]:
+    """Pieces of a dim: the other dims, and the dim itself in as many blocks as pieces."""
+    ndim = len(view.shape())
+    dim = view.integer(2, "dim", 0) % ndim
+    parts = {output.shape[dim] for output in view.outputs}
+    if len(parts) == 1 and len(view.outputs) > 1:
+        yield view.strategy({0: S(dim, len(view.outputs))}, S(dim))
+    yield from _mapped(view, {d: d for d in range(ndim) if d != dim})
+
+
+@rule("aten.cat.default", "aten.stack.default")
+def concatenate(op: Op, view: OpView) -> Iterator[OpStrategy]:
+    """Joined along a dim: the other dims; equal pieces also in blocks."""
+    result = view.output.shape
+    joined = view.integer(1, "dim", 0) % len(result)
+    stacks = op.target.startswith("aten.stack")
+    for dim, size in enumerate(result):
+        if dim == joined:
+            continue
+        own = dim - 1 if stacks and dim > joined else dim
+        for shard in view.shards(dim, size):
+            yield view.strategy(_every(view, S(own, shard.blocks)), shard)
+    pieces = len(view.inputs)
+    equal = len({tensor.shape for tensor in view.inputs}) == 1
+    if not stacks and equal and pieces in view.blocks(result[joined]):
+        yield view.strategy(_every(view, S(joined)), S(joined, pieces))
+    yield view.strategy(_every(view, P), P)
+
+
+def _every(view: OpView, placement: Placement) -> dict[int | None, Placement]:
+    return dict.fromkeys(range(len(view.inputs)), placement)
+
+
+@rule("aten.repeat.default")
+def repeat(op: Op, view: OpView) -> Iterator[OpStrategy]:
+    """Tiled: dims repeated once."""
+    times = view.integers(1, "repeats")
+    added = len(times) - len(view.shape())
+    yield from _mapped(view, {d - added: d for d in range(added, len(times)) if times[d] == 1})
+
+
+@rule("aten.repeat_interleave.self_int")
+def repeat_interleave(op: Op, view: OpView) -> Iterator[OpStrategy]:
+    """Each element of a dim repeated: order is kept, so the dim itself may be sharded."""
+    dim = view.arg(2, "dim")
+    if not isinstance(dim, int):
+        return
+    yield from _mapped(view, {d: d for d in range(len(view.shape()))})
+
+
+def _unpadded(view: OpView) -> set[int]:
+    ndim = len(view.shape())
+    amounts = view.integers(1, "pad")
+    touched = {ndim - 1 - i // 2 for i, amount in enumerate(amounts) if amount}
+    return set(range(ndim)) - touched
+
+
+@rule("aten.pad.default", "aten.constant_pad_nd.default")
+def pad(op: Op, view: OpView) -> Iterator[OpStrategy]:
+    """Padded: dims that are not; no addends, the constant would be added by each rank."""
+    for dim in sorted(_unpadded(view)):
+        for shard in view.shards(dim, view.shape()[dim]):
+            yield view.strategy({0: shard}, shard)
