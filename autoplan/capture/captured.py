@@ -1,0 +1,252 @@
+"""Capture of a model: `capture` gives a `Captured`, which gives the `Graph` of any microbatch.
+
+The model is traced at two microbatch sizes. Each integer that differs between the two
+graphs (a dimension, a view's size, a FLOP count) is an affine function of the size, so a
+third size needs no third trace. Where that is not so, the size asked for is traced itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from autoplan.capture.affine import NotAffineError, at_size
+from autoplan.capture.blocks import cut_into_segments
+from autoplan.capture.build import BuiltModule, encode
+from autoplan.capture.depth import DepthError, Stack, find_stacks, replicate, shortened
+from autoplan.capture.export import export_trace
+from autoplan.capture.fold import fold
+from autoplan.capture.saved import KNOWN_SAVED
+from autoplan.capture.source import ModelSource, disable_dropout
+from autoplan.capture.trace import Trace, simplify
+from autoplan.errors import CaptureError, UsageError
+from autoplan.ir.graph import BlockClass, Buffer, Graph, Parameter, TensorKind
+from autoplan.ir.plan import ModelRecord
+from autoplan.ir.record import graph_to_record
+
+__all__ = ["Captured", "capture"]
+
+Progress = Callable[[str], None]
+
+# Two sizes above 1, since dimensions of size 1 broadcast.
+_SIZES = (2, 3)
+_DEPTHS = (3, 4)
+
+
+@dataclass(slots=True, kw_only=True)
+class Captured:
+    """A captured model. ``at`` gives its graph, ``record`` how to name and build it again."""
+
+    source: ModelSource
+    seq_len: int
+    dtype: str
+    _built: BuiltModule = field(repr=False)
+    _stacks: tuple[Stack, ...] = field(repr=False)
+    _graphs: dict[int, Graph] = field(repr=False)
+
+    def at(self, micro_batch_size: int) -> Graph:
+        """Graph of one microbatch of that many samples."""
+        if micro_batch_size < 1:
+            raise UsageError(f"a microbatch of {micro_batch_size} samples", hint="use at least 1")
+        graph = self._graphs.get(micro_batch_size)
+        if graph is None:
+            small, large = (self._graphs[size] for size in _SIZES)
+            try:
+                graph = at_size(small, large, micro_batch_size)
+            except NotAffineError:
+                graph = _graph_at(
+                    self.source, self._built, self._stacks, micro_batch_size, self.seq_len,
+                    self.dtype, keep=_DEPTHS[0],
+                )  # fmt: skip
+            self._graphs[micro_batch_size] = graph
+        return graph
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of all parameters, tied ones counted once."""
+        return sum(parameter.numel for parameter in self._graphs[_SIZES[0]].parameters)
+
+    def record(self) -> ModelRecord:
+        """Record for the plan file; the digest is that of the graph."""
+        graph = graph_to_record(self._graphs[_SIZES[0]])
+        digest = hashlib.sha256(graph.model_dump_json().encode()).hexdigest()
+        return ModelRecord(
+            spec=self.source.spec,
+            form=self.source.form,
+            overrides=dict(self.source.overrides),
+            config=dict(self.source.config),
+            digest=digest,
+            file_digest=self.source.file_digest,
+            num_parameters=self.num_parameters,
+        )
+
+    def __str__(self) -> str:
+        return str(self._graphs[_SIZES[0]])
+
+
+def capture(
+    source: ModelSource,
+    *,
+    seq_len: int,
+    dtype: str,
+    progress: Progress | None = None,
+    dropout: bool = True,
+    reduce_depth: bool = True,
+) -> Captured:
+    """Captured model at ``seq_len`` tokens a sample, computing in ``dtype``.
+
+    ``dropout=False`` captures the model as `disable_dropout` leaves it, for comparisons.
+    With ``reduce_depth`` deep stacks of equal layers are traced from a few of them; the
+    graph is the same.
+    """
+    say = progress or (lambda text: None)
+    say(f"building {source.name}")
+    built = source.build_for_trace(dtype=dtype)
+    if not dropout:
+        disable_dropout(built.module)
+    stacks = find_stacks(built.module, keep=_DEPTHS[1]) if reduce_depth else ()
+    graphs: dict[int, Graph] = {}
+    if stacks:
+        try:
+            graphs = _two_graphs(source, built, stacks, seq_len, dtype, say)
+        except (DepthError, CaptureError):
+            # The full model may well be captured; if not, its own error is the one to show.
+            stacks, graphs = (), {}
+    if not graphs:
+        graphs = _two_graphs(source, built, (), seq_len, dtype, say)
+    return Captured(
+        source=source, seq_len=seq_len, dtype=dtype, _built=built, _stacks=stacks, _graphs=graphs
+    )
+
+
+def _two_graphs(
+    source: ModelSource,
+    built: BuiltModule,
+    stacks: tuple[Stack, ...],
+    seq_len: int,
+    dtype: str,
+    say: Progress,
+) -> dict[int, Graph]:
+    graphs = {}
+    for size, keep in zip(_SIZES, _DEPTHS, strict=True):
+        say(f"tracing {source.name} at microbatch size {size}")
+        graphs[size] = _graph_at(source, built, stacks, size, seq_len, dtype, keep=keep)
+    if stacks:
+        try:
+            at_size(graphs[_SIZES[0]], graphs[_SIZES[1]], 1)
+        except NotAffineError as error:
+            raise DepthError(str(error)) from error
+    return graphs
+
+
+def _graph_at(
+    source: ModelSource,
+    built: BuiltModule,
+    stacks: tuple[Stack, ...],
+    size: int,
+    seq_len: int,
+    dtype: str,
+    *,
+    keep: int,
+) -> Graph:
+    batch = source.batch(size, seq_len, seed=0, device="meta")
+    _check_batch(batch, size, source.name)
+    module = built.module
+    with shortened(module, stacks, keep=keep), source.tracing():
+        trace = simplify(export_trace(module, batch, name=source.name))
+        segments = cut_into_segments(trace, module)
+    chain = fold(trace, segments)
+    instances = tuple(replicate(chain.instances, stacks, keep=keep))
+    bound = {fqn for instance in instances for fqn in instance.parameters}
+    unused = [fqn for fqn, _ in module.named_parameters() if fqn not in bound]
+    if unused and stacks:
+        raise DepthError(f"{unused[0]} is not used by the shortened model")
+    notes = [*built.notes, *_notes(trace, chain.classes, unused)]
+    graph = Graph(
+        name=source.name,
+        dtype=dtype,
+        micro_batch_size=size,
+        inputs=tuple(t for t in chain.shared_tensors if t.kind is TensorKind.INPUT),
+        shared_ops=tuple(chain.shared_ops),
+        shared_tensors=tuple(chain.shared_tensors),
+        classes=tuple(chain.classes),
+        instances=instances,
+        parameters=_parameters(built),
+        buffers=_buffers(built, trace, {f for i in instances for f in i.buffers}, bool(stacks)),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+    graph.validate()
+    return graph
+
+
+def _check_batch(batch: dict[str, Tensor], size: int, name: str) -> None:
+    for key, tensor in batch.items():
+        if tensor.dim() == 0 or tensor.shape[0] != size:
+            raise CaptureError(
+                f"{name}: input {key} has shape {tuple(tensor.shape)} in a batch of {size}",
+                hint="dimension 0 of each input must be the batch",
+            )
+
+
+def _notes(trace: Trace, classes: list[BlockClass], unused: list[str]) -> list[str]:
+    notes = []
+    updates = [note for note in trace.notes if note.startswith("update of buffer")]
+    if updates:
+        notes.append(_sample("in-place updates of buffers left out", updates))
+    if unused:
+        notes.append(_sample("parameters that the loss does not use", unused))
+    unknown = dict.fromkeys(
+        op.target
+        for block in classes
+        for op in block.ops
+        if op.target.split(".")[1] not in KNOWN_SAVED
+        and any(block.tensor(name).requires_grad for name in op.outputs)
+    )
+    if unknown:
+        notes.append(
+            "saved activations of "
+            + ", ".join(unknown)
+            + " are taken as all inputs and outputs (operators without an entry)"
+        )
+    return notes
+
+
+def _sample(text: str, names: list[str]) -> str:
+    first = names[0].removeprefix("update of buffer ").removesuffix(" left out")
+    return f"{text}: {first}" + (" and others like it" if len(names) > 1 else "")
+
+
+def _parameters(built: BuiltModule) -> tuple[Parameter, ...]:
+    names: dict[int, list[str]] = {}
+    tensors: dict[int, nn.Parameter] = {}
+    for fqn, parameter in built.module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(fqn)
+        tensors[id(parameter)] = parameter
+    return tuple(
+        Parameter(
+            fqn=fqns[0],
+            shape=tuple(tensors[key].shape),
+            dtype=str(tensors[key].dtype).removeprefix("torch."),
+            trainable=tensors[key].requires_grad,
+            init=built.inits[fqns[0]],
+            aliases=tuple(fqns[1:]),
+        )
+        for key, fqns in names.items()
+    )
+
+
+def _buffers(
+    built: BuiltModule, trace: Trace, bound: set[str], is_short: bool
+) -> tuple[Buffer, ...]:
+    """Buffers that the graph reads or a checkpoint holds, then lifted constants."""
+    read = {t.fqn for t in trace.tensors.values() if t.kind is TensorKind.BUFFER} | bound
+    known = [b for fqn, b in built.buffers.items() if b.persistent or fqn in read]
+    lifted = [
+        encode(fqn, value, persistent=False)
+        for fqn, value in trace.constants.items()
+        if fqn in read and fqn not in built.buffers
+    ]
+    return (*known, *lifted)

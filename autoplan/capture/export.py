@@ -1,0 +1,335 @@
+"""`torch.export` of a module on the meta device, as a `Trace`."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export.graph_signature import InputKind
+
+from autoplan.capture.failure import capture_error, user_line
+from autoplan.capture.trace import Trace, TracedOp, TracedTensor
+from autoplan.errors import CaptureError
+from autoplan.ir.graph import Const, Ref, TensorKind, tensor_refs
+
+__all__ = ["export_trace"]
+
+# Operators whose floating results carry no gradient whatever their inputs do.
+_NO_GRADIENT = {
+    "detach", "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like",
+    "new_zeros", "new_ones", "new_full", "new_empty", "sign", "floor", "ceil", "round",
+    "bernoulli", "one_hot", "argmax", "argmin",
+}  # fmt: skip
+_DROPPED_KEYWORDS = {"pin_memory", "layout"}
+
+
+def export_trace(module: nn.Module, batch: Mapping[str, Tensor], *, name: str) -> Trace:
+    """Trace of ``module(**batch)``; both on the meta device."""
+    _check_signature(module, batch, name=name)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            program = torch.export.export(module, (), dict(batch), strict=False)
+    except Exception as error:
+        # Tracing runs the user's forward: whatever it raises is theirs to see, by line.
+        raise capture_error(error, module, name=name) from error
+    return _Reader(program, module, batch, name=name).read()
+
+
+def _check_signature(module: nn.Module, batch: Mapping[str, Tensor], *, name: str) -> None:
+    try:
+        inspect.signature(module.forward).bind(**batch)
+    except TypeError as error:
+        raise CaptureError(
+            f"{name}: forward of {type(module).__name__} doesn't take the batch "
+            f"({', '.join(batch)}): {error}",
+            hint="make the names that batch() returns those of forward's parameters",
+        ) from error
+
+
+class _Reader:
+    def __init__(
+        self, program: Any, module: nn.Module, batch: Mapping[str, Tensor], *, name: str
+    ) -> None:
+        self.program = program
+        self.name = name
+        self.batch = batch
+        self.trace = Trace(inputs=tuple(batch), output="")
+        self.canonical = {
+            fqn: _first_name(module, parameter)
+            for fqn, parameter in module.named_parameters(remove_duplicate=False)
+        }
+        self.trainable = {
+            fqn: parameter.requires_grad for fqn, parameter in module.named_parameters()
+        }
+        # In-place calls give a tensor a new value: its current name.
+        self.current: dict[str, str] = {}
+        self.storage: dict[str, int] = {}
+        self.overwritten: set[str] = set()
+        self.trace.constants.update(program.constants)
+
+    def read(self) -> Trace:
+        env: dict[str, Any] = {}
+        specs = {spec.arg.name: spec for spec in self.program.graph_signature.input_specs}
+        user_inputs = iter(self.batch)
+        for node in self.program.graph.nodes:
+            if node.op == "placeholder":
+                env[node.name] = self._placeholder(node, specs[node.name], user_inputs)
+        self._run(self.program.graph_module, env, grad=True)
+        return self.trace
+
+    def _placeholder(self, node: Any, spec: Any, user_inputs: Any) -> Ref:
+        value = node.meta["val"]
+        match spec.kind:
+            case InputKind.USER_INPUT:
+                name, kind, fqn = next(user_inputs), TensorKind.INPUT, ""
+            case InputKind.PARAMETER:
+                fqn = self.canonical[spec.target]
+                name, kind = f"p_{fqn}", TensorKind.PARAMETER
+            case InputKind.BUFFER | InputKind.CONSTANT_TENSOR:
+                fqn = str(spec.target)
+                name, kind = f"b_{fqn}", TensorKind.BUFFER
+            case _:
+                raise CaptureError(
+                    f"{self.name}: the model holds {spec.target!r}, which is no tensor",
+                    hint="keep custom objects out of forward",
+                )
+        is_parameter = kind is TensorKind.PARAMETER
+        self._add(
+            name,
+            value,
+            kind=kind,
+            requires_grad=is_parameter and self.trainable[fqn] and value.is_floating_point(),
+            dependent=is_parameter,
+            base=name,
+            fqn=fqn,
+        )
+        return Ref(name)
+
+    def _add(self, name: str, value: Tensor, *, base: str, **facts: Any) -> None:
+        self.storage[name] = value.untyped_storage()._cdata
+        self.trace.tensors[name] = TracedTensor(
+            shape=tuple(int(size) for size in value.shape),
+            dtype=str(value.dtype).removeprefix("torch."),
+            base=base,
+            **facts,
+        )
+
+    def _run(self, graph_module: Any, env: dict[str, Any], *, grad: bool) -> Any:
+        for node in graph_module.graph.nodes:
+            if node.op == "get_attr":
+                env[node.name] = self._attribute(graph_module, node)
+            elif node.op == "call_function":
+                env[node.name] = self._call(graph_module, node, env, grad=grad)
+            elif node.op == "output":
+                result = self._arg(node.args[0], env)
+        if graph_module is self.program.graph_module:
+            names = list(tensor_refs(result))
+            count = len(self.program.graph_signature.user_outputs)
+            names = names[len(names) - count :] if count else []
+            if len(names) != 1 or self.trace.tensors[names[0]].shape != ():
+                shapes = [self.trace.tensors[item].shape for item in names]
+                raise CaptureError(
+                    f"{self.name}: forward must return one scalar loss; it returns {shapes}",
+                    hint="return the mean loss over the batch from forward",
+                )
+            self.trace.output = names[0]
+        return result
+
+    def _attribute(self, graph_module: Any, node: Any) -> Any:
+        value: Any = graph_module
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        if not isinstance(value, Tensor):
+            return value
+        name = f"b_{node.target}"
+        if name not in self.trace.tensors:
+            self._add(
+                name, value, kind=TensorKind.BUFFER, requires_grad=False, dependent=False,
+                base=name, fqn=str(node.target),
+            )  # fmt: skip
+        return Ref(name)
+
+    def _call(self, graph_module: Any, node: Any, env: dict[str, Any], *, grad: bool) -> Any:
+        target = node.target
+        if target is operator.getitem:
+            return env[node.args[0].name][node.args[1]]
+        name = getattr(target, "__name__", str(target))
+        if name.startswith(("_assert", "sym_constrain")):
+            return None
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            return self._inline(node, env, name)
+        if not isinstance(target, torch._ops.OpOverload):
+            raise CaptureError(
+                f"{self.name}: {name} at {user_line(node)} is no tensor operator",
+                hint="sizes that depend on data can't be planned for",
+            )
+        return self._operator(node, target, env, grad=grad)
+
+    def _inline(self, node: Any, env: dict[str, Any], name: str) -> Any:
+        args = [self._arg(arg, env) for arg in node.args]
+        match name:
+            case "wrap_with_set_grad_enabled":
+                grad, inner, rest = bool(args[0]), args[1], args[2:]
+            case "wrap_with_autocast" if args[2] is False:
+                grad, inner, rest = True, args[4], args[5:]
+            case _:
+                raise CaptureError(
+                    f"{self.name}: {name} at {user_line(node)} can't be planned",
+                    hint="write this part with plain tensor operators",
+                )
+        names = [item.name for item in inner.graph.nodes if item.op == "placeholder"]
+        return self._run(inner, dict(zip(names, rest, strict=True)), grad=grad)
+
+    def _operator(self, node: Any, target: Any, env: dict[str, Any], *, grad: bool) -> Any:
+        args = tuple(self._arg(arg, env) for arg in node.args)
+        kwargs = tuple(
+            (key, self._arg(arg, env))
+            for key, arg in node.kwargs.items()
+            if key not in _DROPPED_KEYWORDS
+        )
+        values = node.meta["val"]
+        single = isinstance(values, Tensor)
+        values = [values] if single else list(values)
+        if any(not isinstance(value, Tensor) for value in values):
+            raise CaptureError(f"{self.name}: {target} at {user_line(node)} gives no tensor")
+        outputs = tuple([node.name] if single else [f"{node.name}.{i}" for i in range(len(values))])
+        stack = list(node.meta.get("nn_module_stack", {}).values())
+        op = TracedOp(
+            target=str(target),
+            args=args,
+            kwargs=kwargs,
+            outputs=outputs,
+            module_path=stack[-1][0] if stack else "",
+            source=user_line(node),
+        )
+        written = _written(target)
+        if written and not self._functional(op, target, written):
+            return args[0]
+        if written:
+            op = _as_functional(op)
+        self._outputs(op, values, grad=grad, fresh=bool(written))
+        self.trace.ops.append(op)
+        if written:
+            before = op.inputs[0]
+            for old, new in [*self.current.items(), (before, before)]:
+                if new == before:
+                    self.current[old] = outputs[0]
+            self.overwritten.add(before)
+        return Ref(outputs[0]) if single else tuple(map(Ref, outputs))
+
+    def _outputs(self, op: TracedOp, values: list[Tensor], *, grad: bool, fresh: bool) -> None:
+        tensors = self.trace.tensors
+        inputs = [tensors[name] for name in op.inputs]
+        dependent = any(tensor.dependent for tensor in inputs)
+        flows = grad and any(tensor.requires_grad for tensor in inputs)
+        flows = flows and op.packet not in _NO_GRADIENT
+        for name, value in zip(op.outputs, values, strict=True):
+            base = name if fresh else self._base(op, name, value)
+            self._add(
+                name,
+                value,
+                kind=TensorKind.ACTIVATION,
+                requires_grad=flows and value.is_floating_point(),
+                dependent=dependent,
+                base=base,
+            )
+
+    def _base(self, op: TracedOp, name: str, value: Tensor) -> str:
+        """Tensor whose storage the output views."""
+        storage = value.untyped_storage()._cdata
+        for read in op.inputs:
+            if self.storage[read] == storage:
+                return self.trace.tensors[read].base
+        if op.packet in {"contiguous", "reshape"}:
+            return self._attention_output(op.inputs[0]) or name
+        return name
+
+    def _attention_output(self, name: str) -> str | None:
+        # Fused kernels lay their result out as (batch, sequence, heads, channels): the
+        # transpose that follows is contiguous already, while the meta kernel says otherwise.
+        if not self.trace.ops or name not in self.trace.ops[-1].outputs:
+            return None
+        last = self.trace.ops[-1]
+        if last.packet != "transpose" or last.args[1:] != (1, 2) or len(self.trace.ops) < 2:
+            return None
+        before = self.trace.ops[-2]
+        if before.packet != "scaled_dot_product_attention" or before.outputs != last.inputs:
+            return None
+        return before.outputs[0]
+
+    def _functional(self, op: TracedOp, target: Any, written: tuple[int, ...]) -> bool:
+        """True if the in-place call can become a functional one, False if it is dropped."""
+        first = op.args[0]
+        assert isinstance(first, Ref)
+        tensor = self.trace.tensors[first.name]
+        if tensor.kind is TensorKind.BUFFER:
+            self.trace.notes.append(f"update of buffer {tensor.fqn} left out")
+            return False
+        simple = written == (0,) and op.packet.endswith("_") and len(op.outputs) == 1
+        alone = tensor.base == first.name
+        if not simple or not alone or tensor.kind is not TensorKind.ACTIVATION:
+            raise CaptureError(
+                f"{self.name}: {op.target} at {op.source} writes into a view or an input",
+                hint="use the operator that returns a new tensor, such as torch.where",
+            )
+        return True
+
+    def _arg(self, arg: Any, env: dict[str, Any]) -> Any:
+        match arg:
+            case torch.fx.Node():
+                return self._latest(env[arg.name])
+            case tuple() | list():
+                return tuple(self._arg(item, env) for item in arg)
+            case torch.dtype() | torch.layout() | torch.memory_format():
+                kind = type(arg).__name__
+                return Const(kind, str(arg).removeprefix("torch."))
+            case torch.device():
+                return Const("device", "")
+            case None | bool() | int() | float() | str():
+                return arg
+        raise CaptureError(
+            f"{self.name}: an operator takes {arg!r} of type {type(arg).__name__}",
+            hint="sizes that depend on data can't be planned for",
+        )
+
+    def _latest(self, value: Any) -> Any:
+        if isinstance(value, Ref):
+            name = self.current.get(value.name, value.name)
+            base = self.trace.tensors[name].base
+            if base in self.overwritten and base != name:
+                raise CaptureError(
+                    f"{self.name}: a view is read after its tensor was changed in place",
+                    hint="use the operator that returns a new tensor instead",
+                )
+            return Ref(name)
+        if isinstance(value, tuple):
+            return tuple(self._latest(item) for item in value)
+        return value
+
+
+def _first_name(module: nn.Module, parameter: nn.Parameter) -> str:
+    return next(fqn for fqn, other in module.named_parameters() if other is parameter)
+
+
+def _written(target: Any) -> tuple[int, ...]:
+    return tuple(
+        index
+        for index, argument in enumerate(target._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
+def _as_functional(op: TracedOp) -> TracedOp:
+    namespace, packet, overload = op.target.split(".")
+    functional = getattr(getattr(torch.ops, namespace), packet.removesuffix("_"), None)
+    if functional is None or overload not in functional.overloads():
+        raise CaptureError(
+            f"{op.target} at {op.source} has no form that returns a new tensor",
+            hint="use the operator that returns a new tensor instead",
+        )
+    return replace(op, target=f"{namespace}.{packet.removesuffix('_')}.{overload}")

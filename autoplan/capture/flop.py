@@ -1,0 +1,95 @@
+"""FLOP of one operator, forward and backward; one multiply-add is 2.
+
+The conventions are those of ``torch.utils.flop_counter``: only contractions count, and
+causal attention counts in full. The backward of a contraction is one contraction per
+differentiable operand; that of fused attention is 2.5 times its forward, since the kernel
+computes the scores again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from autoplan.capture.trace import TracedOp, TracedTensor
+from autoplan.ir.graph import Ref
+
+__all__ = ["op_flop"]
+
+Tensors = Mapping[str, TracedTensor]
+
+
+def op_flop(op: TracedOp, tensors: Tensors) -> tuple[int, int]:
+    """FLOP of the forward and of the backward."""
+    formula = _FORMULAS.get(op.packet)
+    if formula is None:
+        return 0, 0
+    inputs = [tensors[name] for name in op.inputs]
+    forward = formula(op, inputs, [tensors[name] for name in op.outputs])
+    if not any(tensors[name].requires_grad for name in op.outputs):
+        return forward, 0
+    if op.packet == "scaled_dot_product_attention":
+        return forward, forward * 5 // 2
+    operands = inputs[1:3] if op.packet in {"addmm", "baddbmm"} else inputs[:2]
+    if op.packet == "einsum":
+        operands = inputs
+    return forward, forward * sum(tensor.requires_grad for tensor in operands)
+
+
+Formula = Callable[[TracedOp, list[TracedTensor], list[TracedTensor]], int]
+
+
+def _contraction(op: TracedOp, inputs: list[TracedTensor], outputs: list[TracedTensor]) -> int:
+    return 2 * math.prod(outputs[0].shape) * inputs[0].shape[-1]
+
+
+def _biased(op: TracedOp, inputs: list[TracedTensor], outputs: list[TracedTensor]) -> int:
+    return 2 * math.prod(outputs[0].shape) * inputs[1].shape[-1]
+
+
+def _attention(op: TracedOp, inputs: list[TracedTensor], outputs: list[TracedTensor]) -> int:
+    *batch, queries, width = inputs[0].shape
+    keys, value_width = inputs[1].shape[-2], inputs[2].shape[-1]
+    return 2 * math.prod(batch) * queries * keys * (width + value_width)
+
+
+def _convolution(op: TracedOp, inputs: list[TracedTensor], outputs: list[TracedTensor]) -> int:
+    # A weight is (out, in / groups, *kernel); transposed, (in, out / groups, *kernel).
+    weight = inputs[1].shape
+    transposed = "transpose" in op.packet or (op.packet == "convolution" and op.args[6] is True)
+    pixels = inputs[0].shape if transposed else outputs[0].shape
+    return 2 * pixels[0] * math.prod(pixels[2:]) * math.prod(weight)
+
+
+def _grouped(op: TracedOp, inputs: list[TracedTensor], outputs: list[TracedTensor]) -> int:
+    rows, width = inputs[0].shape[-2:]
+    return 2 * rows * width * inputs[1].shape[-1]
+
+
+def _einsum(op: TracedOp, inputs: list[TracedTensor], outputs: list[TracedTensor]) -> int:
+    equation = str(op.args[0]).replace(" ", "")
+    assert isinstance(op.args[1], tuple) and all(isinstance(item, Ref) for item in op.args[1])
+    sizes: dict[str, int] = {}
+    terms = equation.partition("->")[0].split(",")
+    for letters, tensor in zip(terms, inputs, strict=True):
+        if "." in letters:
+            return 0
+        sizes.update(zip(letters, tensor.shape, strict=True))
+    return 2 * math.prod(sizes.values())
+
+
+_FORMULAS: dict[str, Formula] = {
+    "linear": _contraction,
+    "mm": _contraction,
+    "bmm": _contraction,
+    "matmul": _contraction,
+    "mv": _contraction,
+    "addmm": _biased,
+    "baddbmm": _biased,
+    "scaled_dot_product_attention": _attention,
+    "convolution": _convolution,
+    **{f"conv{d}d": _convolution for d in (1, 2, 3)},
+    **{f"conv_transpose{d}d": _convolution for d in (1, 2, 3)},
+    "_grouped_mm": _grouped,
+    "einsum": _einsum,
+}

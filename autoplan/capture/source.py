@@ -1,0 +1,95 @@
+"""Where a model comes from: `ModelSource`, built as often as needed, without weights."""
+
+from __future__ import annotations
+
+import difflib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from autoplan.capture.build import BuiltModule
+from autoplan.errors import UsageError
+from autoplan.ir.plan import Json
+
+__all__ = ["ModelSource", "disable_dropout", "near_matches", "torch_dtype"]
+
+Form = Literal["builtin", "hf", "file"]
+
+
+class ModelSource(ABC):
+    """A model by its recipe. ``config``, ``overrides`` and ``file_digest`` identify it."""
+
+    name: str
+    spec: str
+    form: Form
+    overrides: Mapping[str, Json]
+    config: Mapping[str, Json]
+    file_digest: str
+
+    @abstractmethod
+    def build(
+        self, *, dtype: str | torch.dtype = "float32", device: str | torch.device = "cpu"
+    ) -> nn.Module:
+        """Module in training mode whose ``forward(**batch)`` is the scalar loss.
+
+        Parameter names are those of the user's own module. Weights are random.
+        """
+
+    @abstractmethod
+    def build_for_trace(self, *, dtype: str | torch.dtype) -> BuiltModule:
+        """The same module on the meta device, in the form that is exported."""
+
+    def tracing(self) -> AbstractContextManager[None]:
+        """Context in which the module of `build_for_trace` is exported."""
+        return nullcontext()
+
+    @abstractmethod
+    def batch(
+        self, batch_size: int, seq_len: int, *, seed: int = 0, device: str | torch.device = "cpu"
+    ) -> dict[str, Tensor]:
+        """Random inputs by name, in the order of ``forward``; dimension 0 is the batch."""
+
+    @abstractmethod
+    def reduced(self, *, layers: int, tp: int) -> ModelSource | None:
+        """The same architecture, narrow and ``layers`` deep; None if no such recipe exists.
+
+        Heads, key-value heads and vocabulary stay divisible by ``tp``.
+        """
+
+    def __str__(self) -> str:
+        settings = "".join(f" {key}={value}" for key, value in self.overrides.items())
+        return f"{self.spec}{settings}"
+
+
+def near_matches(name: str, known: Iterable[str], *, what: str) -> str:
+    """Hint with the known names most like ``name``, or all of them when none is."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    listed = ", ".join(names[:30]) + (", ..." if len(names) > 30 else "")
+    return f"known {what}: {listed}"
+
+
+def torch_dtype(dtype: str | torch.dtype) -> torch.dtype:
+    """The torch dtype of a name such as ``"bfloat16"``."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    found = getattr(torch, dtype, None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise UsageError(f"unknown dtype {dtype!r}", hint="use bfloat16, float16 or float32")
+    return found
+
+
+def disable_dropout(module: nn.Module) -> nn.Module:
+    """The same module with every dropout probability set to 0."""
+    for child in module.modules():
+        for key, value in list(vars(child).items()):
+            is_rate = "drop" in key and isinstance(value, float)
+            if is_rate or (isinstance(child, nn.modules.dropout._DropoutNd) and key == "p"):
+                setattr(child, key, 0.0)
+    return module
