@@ -116,7 +116,11 @@ def _positive(name: str, text: str) -> int:
 
 
 def _check_divides(name: str, values: tuple[str, ...], ranks: int, global_batch: int) -> None:
-    whole, what = (global_batch, "the global batch") if name == "micro_batch_size" else (ranks, "the cluster's ranks")
+    whole, what = (
+        (global_batch, "the global batch")
+        if name == "micro_batch_size"
+        else (ranks, "the cluster's ranks")
+    )
     if any(whole % int(value) == 0 for value in values):
         return
     legal = [d for d in divisors(whole)]

@@ -1,0 +1,245 @@
+"""From the outcome of a search to the plan file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from autoplan import __version__
+from autoplan.ir.graph import Graph
+from autoplan.ir.hardware import Cluster
+from autoplan.ir.placement import Placement, Replicate
+from autoplan.ir.plan import (
+    BaselineRecord,
+    CandidateRecord,
+    MemoryRecord,
+    MeshRecord,
+    ModelRecord,
+    PinRecord,
+    PipelineRecord,
+    Plan,
+    PredictionRecord,
+    StageRecord,
+    TimeRecord,
+    WorkloadRecord,
+)
+from autoplan.ir.record import graph_to_record
+from autoplan.profiles import cluster_record
+from autoplan.rules import has_rule
+from autoplan.solver.blocks import class_counts
+from autoplan.solver.explore import Outcome, Searcher
+from autoplan.solver.pricing import Overflow, Priced
+from autoplan.solver.space import Pins
+from autoplan.units import format_bytes
+
+__all__ = ["Baseline", "assemble"]
+
+_CONSIDERED = 8
+_ZERO_LEVELS: tuple[Literal[0], Literal[1], Literal[2], Literal[3]] = (0, 1, 2, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """A baseline's best configuration, or why there is none."""
+
+    name: str
+    priced: Priced | None
+    reason: str
+
+
+def assemble(
+    model: ModelRecord,
+    workload: WorkloadRecord,
+    cluster: Cluster,
+    pins: Pins,
+    outcome: Outcome,
+    baselines: list[Baseline],
+    searcher: Searcher,
+    memory_limit: int,
+) -> Plan:
+    """Plan of the best configuration of an outcome."""
+    best = outcome.best
+    assert best is not None
+    graph = searcher.problem.graphs[best.configuration.micro_batch_size]
+    mesh = best.configuration.mesh
+    return Plan(
+        autoplan_version=__version__,
+        model=model,
+        workload=workload,
+        cluster=cluster_record(cluster),
+        mesh=MeshRecord(
+            pp=mesh.pp, dp_replicate=mesh.dp_replicate, dp_shard=mesh.dp_shard, tp=mesh.tp
+        ),
+        pipeline=PipelineRecord.model_validate(
+            {
+                "schedule": best.configuration.schedule,
+                "microbatches": best.configuration.microbatches,
+                "micro_batch_size": best.configuration.micro_batch_size,
+                "stages": tuple(StageRecord(first=s.first, last=s.last) for s in best.stages),
+            }
+        ),
+        zero=_ZERO_LEVELS[best.configuration.zero],
+        recompute="full" if best.configuration.recompute else "none",
+        graph=graph_to_record(
+            graph,
+            strategies=tuple(solution.strategies for solution in best.point.solutions),
+            boundaries=best.point.boundaries,
+            placements=_placements(graph, best),
+        ),
+        prediction=_prediction(graph, workload, cluster, outcome, best, memory_limit),
+        baselines=tuple(_baseline_record(baseline) for baseline in baselines),
+        considered=_considered(outcome, best, memory_limit),
+        pins=tuple(
+            PinRecord(name=name, value=",".join(values)) for name, values in pins.allowed.items()
+        ),
+        notes=_notes(graph, cluster),
+    )
+
+
+def _placements(graph: Graph, best: Priced) -> dict[str, tuple[Placement, bool]]:
+    placements: dict[str, tuple[Placement, bool]] = {}
+    for instance in graph.instances:
+        solution = best.point.solutions[instance.block_class]
+        block = graph.block_class(instance)
+        for local, fqn in zip(block.parameters, instance.parameters, strict=True):
+            placement, partial = solution.placements.get(local, (Replicate(), False))
+            earlier = placements.get(fqn)
+            placements[fqn] = (placement, partial or (earlier is not None and earlier[1]))
+    return placements
+
+
+def _prediction(
+    graph: Graph,
+    workload: WorkloadRecord,
+    cluster: Cluster,
+    outcome: Outcome,
+    best: Priced,
+    memory_limit: int,
+) -> PredictionRecord:
+    sequences = workload.global_batch
+    steps_of_microbatch = best.configuration.microbatches * best.configuration.mesh.dp
+    flop = steps_of_microbatch * sum(
+        count * sum(op.flop + op.flop_backward for op in block.ops)
+        for count, block in zip(class_counts(graph), graph.classes, strict=True)
+    )
+    peak = cluster.accelerator.peak(graph.dtype) * cluster.ranks
+    tokens = sequences * max(1, workload.seq_len)
+    return PredictionRecord.model_validate(
+        {
+            "step_time": best.step_time,
+            "lower_bound": outcome.lower_bound,
+            "gap": (best.step_time - outcome.lower_bound) / best.step_time,
+            "termination": outcome.termination,
+            "tokens_per_second": tokens / best.step_time if workload.seq_len else 0.0,
+            "samples_per_second": sequences / best.step_time,
+            "mfu": flop / best.step_time / peak,
+            "flop_per_step": flop,
+            "peak_memory": best.peak_memory,
+            "memory_limit": memory_limit,
+            "time": _time_parts(best),
+            "stages": tuple(
+                MemoryRecord(
+                    parameters=s.memory.parameters,
+                    gradients=s.memory.gradients,
+                    optimizer=s.memory.optimizer,
+                    activations=s.memory.activations,
+                    transient=s.memory.transient,
+                    buffers=s.memory.buffers,
+                    peak=s.memory.peak,
+                )
+                for s in best.stages
+            ),
+        }
+    )
+
+
+def _time_parts(best: Priced) -> TimeRecord:
+    """Where the step goes on the busiest stage; the parts sum to the step time."""
+    busiest = max(best.stages, key=lambda s: s.time.forward + s.time.backward).time
+    microbatches = best.configuration.microbatches
+    busy = microbatches * (busiest.forward + busiest.backward)
+    exposed_pp = best.pipeline_time - best.unsent_pipeline_time
+    bubble = best.unsent_pipeline_time - busy
+    tail = best.step_time - best.optimizer - best.pipeline_time
+    tail_tp = min(tail, busiest.tail_tp)
+    redone = busiest.recompute
+    exposed_tp = busiest.exposed_tp + tail_tp
+    exposed_dp = busiest.exposed_dp + (tail - tail_tp)
+    compute = busy - redone - busiest.exposed_tp - busiest.exposed_dp
+    return TimeRecord(
+        compute=compute,
+        recompute=redone,
+        exposed_tp=exposed_tp,
+        exposed_dp=exposed_dp,
+        exposed_pp=exposed_pp,
+        bubble=bubble,
+        optimizer=best.optimizer,
+    )
+
+
+def _baseline_record(baseline: Baseline) -> BaselineRecord:
+    priced = baseline.priced
+    reason = baseline.reason
+    if priced is not None:
+        reason = priced.configuration.label() + (f" ({reason})" if reason else "")
+    return BaselineRecord(
+        name=baseline.name,
+        step_time=None if priced is None else priced.step_time,
+        peak_memory=None if priced is None else priced.peak_memory,
+        reason=reason,
+    )
+
+
+def _considered(outcome: Outcome, best: Priced, limit: int) -> tuple[CandidateRecord, ...]:
+    priced = sorted(outcome.priced, key=lambda p: p.step_time)
+    records = []
+    seen: set[tuple[object, ...]] = set()
+    for candidate in [best, *priced]:
+        key = (candidate.configuration.mesh, candidate.configuration.zero)
+        if key in seen:
+            continue
+        seen.add(key)
+        slower = candidate.step_time / best.step_time - 1
+        records.append(
+            CandidateRecord(
+                label=candidate.configuration.label(),
+                step_time=candidate.step_time,
+                peak_memory=candidate.peak_memory,
+                reason="chosen" if candidate is best else f"{slower:.1%} slower",
+            )
+        )
+        if len(records) == _CONSIDERED:
+            break
+    for overflow in sorted(outcome.overflows, key=_peak)[:2]:
+        records.append(
+            CandidateRecord(
+                label=overflow.configuration.label(),
+                step_time=None,
+                peak_memory=overflow.peak_memory,
+                reason=f"needs {format_bytes(overflow.peak_memory)} of {format_bytes(limit)}",
+            )
+        )
+    return tuple(records)
+
+
+def _peak(overflow: Overflow) -> int:
+    return overflow.peak_memory
+
+
+def _notes(graph: Graph, cluster: Cluster) -> tuple[str, ...]:
+    notes = list(graph.notes)
+    unknown = sorted({op.target for c in graph.classes for op in c.ops if not has_rule(op.target)})
+    if unknown:
+        notes.append(
+            "no sharding rule, so kept whole on every tp rank: "
+            + ", ".join(unknown)
+            + "; add one with autoplan.register_rule"
+        )
+    defaults = [
+        source.field
+        for source in cluster.accelerator.sources
+        if source.provenance.value == "default"
+    ]
+    if defaults:
+        notes.append("default, neither measured nor published: " + ", ".join(defaults))
+    return tuple(notes)

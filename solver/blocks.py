@@ -1,0 +1,306 @@
+"""Cost of every class of blocks at given degrees: intra-operator solutions, cached.
+
+A `ModelPoint` is one choice for the whole chain: the placement of the tensors that cross
+block boundaries, the storage of tied parameters, and for each class the strategies that the
+intra-operator program found. Points of one key differ in how much they favour memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from autoplan.costs.block import BlockCost, block_cost
+from autoplan.costs.collectives import collective_time
+from autoplan.costs.compute import op_time
+from autoplan.ir.graph import BlockClass, Graph, Tensor
+from autoplan.ir.hardware import Cluster
+from autoplan.ir.mesh import Group
+from autoplan.ir.placement import CollectiveKind, Placement, Replicate, Shard
+from autoplan.ir.strategy import OpStrategy
+from autoplan.rules import strategies
+from autoplan.solver.intra import BlockSolution, solve_block
+
+__all__ = ["ALPHAS", "BlockPricer", "ModelPoint", "boundary_placements"]
+
+ALPHAS = (0.0, 0.3, 10.0)
+"""Weights of memory: 0 finds the fastest strategies, larger ones trade time for bytes.
+
+A weight alpha values the bytes that full sharding would free at alpha times the block's time.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPoint:
+    """Strategies of every class, and what they cost for one microbatch."""
+
+    boundary: Placement
+    boundaries: tuple[tuple[tuple[Placement, ...], tuple[Placement, ...]], ...]
+    """Placements at each class's start and end."""
+    solutions: tuple[BlockSolution, ...]
+    costs: tuple[BlockCost, ...]
+    partial_grad: tuple[float, ...]
+    """Seconds once a step to sum each class's partial parameter gradients over tp."""
+    microbatch_bound: float
+    """Least seconds of a microbatch through the chain, partial gradients spread over the step."""
+
+
+def boundary_placements(graph: Graph, ranks: int) -> tuple[Placement, ...]:
+    """Placements considered for the tensors between blocks: whole, or sharded on one dim.
+
+    Dim 0 is the microbatch; sharding it on tp is data parallelism under another name, so it is
+    left to the data axes. The last dim is what norms reduce over, so no norm could run on it.
+    """
+    if ranks == 1:
+        return (Replicate(),)
+    dims = {
+        dim
+        for block in graph.classes
+        for name in block.outputs
+        for dim in range(1, max(2, len(block.tensor(name).shape) - 1))
+        if len(block.tensor(name).shape) > 1 and block.tensor(name).shape[dim] % ranks == 0
+    }
+    return (Replicate(), *(Shard(dim) for dim in sorted(dims)))
+
+
+def _at_boundary(tensor: Tensor, placement: Placement, ranks: int) -> Placement:
+    if isinstance(placement, Shard) and (
+        placement.dim >= len(tensor.shape) or tensor.shape[placement.dim] % ranks
+    ):
+        return Replicate()
+    return placement
+
+
+def _ends(
+    block: BlockClass, boundary: Placement, tp: int
+) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
+    ins = tuple(_at_boundary(block.tensor(name), boundary, tp) for name in block.inputs)
+    outs = tuple(_at_boundary(block.tensor(name), boundary, tp) for name in block.outputs)
+    return ins, outs
+
+
+class BlockPricer:
+    """Solves and prices block classes on the tp axis, each distinct question once."""
+
+    def __init__(self, graphs: Mapping[int, Graph], cluster: Cluster) -> None:
+        self._graphs = graphs
+        self._cluster = cluster
+        self._bounds: dict[tuple[int, int, int], tuple[float, float]] = {}
+        self._solved: dict[tuple[object, ...], tuple[BlockSolution, BlockCost, float]] = {}
+        self._points: dict[tuple[int, int, bool, int, float], ModelPoint] = {}
+        self.programs_solved = 0
+
+    def group(self, tp: int) -> Group:
+        """The tp group: neighbours, so inside a node as far as it is large enough."""
+        per_node = min(tp, self._cluster.ranks_per_node)
+        while tp % per_node:
+            per_node -= 1
+        return Group(tp, per_node)
+
+    def quick_bound(self, size: int, tp: int, *, recompute: bool) -> float:
+        """Seconds of one microbatch through the whole model that no strategies can beat."""
+        graph = self._graphs[size]
+        counts = class_counts(graph)
+        total = 0.0
+        for index, count in enumerate(counts):
+            forward, backward = self._class_bound(graph, size, index, tp)
+            total += count * (forward * (2 if recompute else 1) + backward)
+        return total
+
+    def _class_bound(self, graph: Graph, size: int, index: int, tp: int) -> tuple[float, float]:
+        key = (size, index, tp)
+        if key not in self._bounds:
+            block = graph.classes[index]
+            forward = backward = 0.0
+            for op in block.ops:
+                times = [
+                    op_time(op, block, strategy, tp, self._cluster.accelerator)
+                    for strategy in strategies(op, block, tp)
+                ]
+                forward += min(time.forward for time in times)
+                backward += min(time.backward for time in times)
+            self._bounds[key] = (forward, backward)
+        return self._bounds[key]
+
+    def point(
+        self,
+        size: int,
+        tp: int,
+        *,
+        recompute: bool,
+        microbatches: int,
+        alpha: float,
+        deadline: float,
+    ) -> ModelPoint:
+        """Best point for that memory weight: over boundary placements and tied storage."""
+        # Partial gradients are summed once a step; rounding the number of microbatches that
+        # share this up to a power of four keeps the bound valid and the questions few.
+        spread = 4 ** math.ceil(math.log(microbatches, 4)) if tp > 1 else 1
+        key = (size, tp, recompute, spread, alpha if tp > 1 else 0.0)
+        if key not in self._points:
+            self._points[key] = self._best_point(size, tp, recompute, spread, alpha, deadline)
+        return self._points[key]
+
+    def _best_point(
+        self, size: int, tp: int, recompute: bool, microbatches: int, alpha: float, deadline: float
+    ) -> ModelPoint:
+        graph = self._graphs[size]
+        counts = class_counts(graph)
+        best: tuple[float, ModelPoint] | None = None
+        for boundary in boundary_placements(graph, tp):
+            for tied in self._tied_choices(graph, tp):
+                solved = [
+                    self._solve(
+                        graph, index, tp, boundary, tied, recompute, microbatches, alpha, deadline
+                    )
+                    for index in range(len(graph.classes))
+                ]
+                objective = sum(
+                    count * item[0].objective for count, item in zip(counts, solved, strict=True)
+                )
+                if best is None or objective < best[0] * (1 - 1e-9):
+                    best = (
+                        objective,
+                        ModelPoint(
+                            boundary=boundary,
+                            boundaries=tuple(_ends(block, boundary, tp) for block in graph.classes),
+                            solutions=tuple(item[0] for item in solved),
+                            costs=tuple(item[1] for item in solved),
+                            partial_grad=tuple(item[2] for item in solved),
+                            microbatch_bound=sum(
+                                count * item[0].bound
+                                for count, item in zip(counts, solved, strict=True)
+                            ),
+                        ),
+                    )
+        assert best is not None
+        return best[1]
+
+    def _solve(
+        self,
+        graph: Graph,
+        index: int,
+        tp: int,
+        boundary: Placement,
+        tied: Mapping[str, Placement],
+        recompute: bool,
+        microbatches: int,
+        alpha: float,
+        deadline: float,
+    ) -> tuple[BlockSolution, BlockCost, float]:
+        block = graph.classes[index]
+        fixed = fixed_parameters(graph, index, tied)
+        key = (
+            graph.micro_batch_size, index, tp, boundary, tuple(sorted(fixed.items())), recompute,
+            microbatches, alpha if tp > 1 else 0.0,
+        )  # fmt: skip
+        if key in self._solved:
+            return self._solved[key]
+        group = self.group(tp)
+        ins, outs = _ends(block, boundary, tp)
+        per_byte = self._partial_grad_cost(group)
+        parameter_cost, memory_weight = self._memory_weights(block, graph, index, tp, alpha)
+        if recompute:
+            memory_weight = 0.0  # only the boundary is kept, whatever the strategies
+        solution = solve_block(
+            block,
+            group,
+            self._cluster,
+            boundary_in=ins,
+            boundary_out=outs,
+            fixed=fixed,
+            recompute=recompute,
+            parameter_cost=parameter_cost,
+            partial_grad_cost=per_byte / microbatches,
+            memory_limit=None,
+            memory_weight=memory_weight,
+            deadline=deadline,
+        )
+        self.programs_solved += tp > 1
+        cost = block_cost(block, solution.strategies, ins, outs, group, self._cluster)
+        partial = per_byte * sum(
+            block.tensor(name).size for name, (_, grad) in solution.placements.items() if grad
+        )
+        self._solved[key] = (solution, cost, partial)
+        return self._solved[key]
+
+    def _partial_grad_cost(self, group: Group) -> float:
+        payload = 2**24
+        return collective_time(CollectiveKind.ALL_REDUCE, payload, group, self._cluster) / payload
+
+    def _memory_weights(
+        self, block: BlockClass, graph: Graph, index: int, tp: int, alpha: float
+    ) -> tuple[float, float]:
+        if alpha == 0.0 or tp == 1:
+            return 0.0, 0.0
+        forward, backward = self._class_bound(graph, graph.micro_batch_size, index, tp)
+        seconds = alpha * (forward + backward)
+        parameters = sum(block.tensor(name).size for name in block.parameters)
+        saved = sum(block.tensor(name).size for op in block.ops for name in op.saved)
+        return seconds / max(1, parameters), seconds / max(1, saved)
+
+    def _tied_choices(self, graph: Graph, tp: int) -> Iterator[dict[str, Placement]]:
+        """Storage choices of parameters that several classes use: they must agree on one."""
+        options: dict[str, list[Placement]] = {}
+        for fqn, uses in shared_parameters(graph).items():
+            legal: list[Placement] | None = None
+            for index, local in uses:
+                offered = _storage_options(graph.classes[index], local, tp)
+                legal = offered if legal is None else [p for p in legal if p in offered]
+            options[fqn] = legal or [Replicate()]
+        for choice in itertools.product(*options.values()):
+            yield dict(zip(options, choice, strict=True))
+
+
+def class_counts(graph: Graph) -> list[int]:
+    """Instances of each class."""
+    counts = [0] * len(graph.classes)
+    for instance in graph.instances:
+        counts[instance.block_class] += 1
+    return counts
+
+
+def shared_parameters(graph: Graph) -> dict[str, list[tuple[int, str]]]:
+    """FQN to (class, local name) of its uses, for parameters that more than one class uses."""
+    uses: dict[str, list[tuple[int, str]]] = {}
+    for instance in graph.instances:
+        block = graph.block_class(instance)
+        for local, fqn in zip(block.parameters, instance.parameters, strict=True):
+            entry = (instance.block_class, local)
+            if entry not in uses.setdefault(fqn, []):
+                uses[fqn].append(entry)
+    return {fqn: found for fqn, found in uses.items() if len(found) > 1}
+
+
+def fixed_parameters(
+    graph: Graph, index: int, tied: Mapping[str, Placement]
+) -> dict[str, Placement]:
+    """Storage of tied parameters by the local names of one class."""
+    fixed: dict[str, Placement] = {}
+    for fqn, uses in shared_parameters(graph).items():
+        for used_in, local in uses:
+            if used_in == index:
+                fixed[local] = tied[fqn]
+    return fixed
+
+
+def _storage_options(block: BlockClass, name: str, tp: int) -> list[Placement]:
+    options: list[Placement] | None = None
+    for op in block.ops:
+        for slot, used in enumerate(op.inputs):
+            if used != name:
+                continue
+            offered: list[Placement] = []
+            for strategy in strategies(op, block, tp):
+                placement = _storage(strategy, slot)
+                if placement not in offered:
+                    offered.append(placement)
+            options = offered if options is None else [p for p in options if p in offered]
+    return options or [Replicate()]
+
+
+def _storage(strategy: OpStrategy, slot: int) -> Placement:
+    placement = strategy.inputs[slot]
+    return placement if isinstance(placement, Shard) else Replicate()

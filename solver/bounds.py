@@ -1,0 +1,113 @@
+"""Lower bounds on the step time and memory of a configuration, before pricing it.
+
+Time: the sum over blocks of the least intra-operator objective, run through
+`pipeline_bound`, with the data-parallel collectives of fully sharded parameters beside it.
+Memory: training state and saved activations as if everything divided evenly over tp and the
+stages. Both are below what any strategies and any cut can reach in this cost model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autoplan.costs.data_parallel import data_parallel_times
+from autoplan.costs.memory import MemorySettings, state_bytes
+from autoplan.costs.step import optimizer_time
+from autoplan.ir.graph import BlockClass, Graph, dtype_size
+from autoplan.ir.hardware import Cluster
+from autoplan.solver.blocks import class_counts
+from autoplan.solver.pricing import pipeline_bound
+from autoplan.solver.space import Configuration
+
+__all__ = ["ModelSize", "memory_bound", "model_size", "time_bound"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSize:
+    """Whole-model sums at one microbatch size: elements, and bytes kept by one microbatch."""
+
+    numel: int
+    trainable: int
+    saved: int
+    boundary: int
+
+
+def model_size(graph: Graph) -> ModelSize:
+    """Sums over the chain of a graph."""
+    saved = boundary = 0
+    for count, block in zip(class_counts(graph), graph.classes, strict=True):
+        saved += count * _saved_bytes(block)
+        boundary += count * sum(block.tensor(name).size for name in block.inputs)
+    return ModelSize(
+        numel=sum(p.numel for p in graph.parameters),
+        trainable=sum(p.numel for p in graph.parameters if p.trainable),
+        saved=saved,
+        boundary=boundary,
+    )
+
+
+def _saved_bytes(block: BlockClass) -> int:
+    bases = {block.tensor(name).base for op in block.ops for name in op.saved}
+    resident = {*block.parameters, *block.buffers, *block.shared}
+    return sum(block.tensor(base).size for base in bases if base not in resident)
+
+
+def memory_bound(
+    size: ModelSize, configuration: Configuration, itemsize: int, *, adam: bool
+) -> int:
+    """Bytes that the fullest rank needs at least."""
+    mesh = configuration.mesh
+    settings = MemorySettings(
+        zero=configuration.zero,
+        dp_shard=mesh.dp_shard,
+        itemsize=itemsize,
+        adam=adam,
+        pipelined=configuration.pipelined,
+        microbatches=configuration.microbatches,
+    )
+    parts = mesh.tp * mesh.pp
+    state = sum(state_bytes(size.numel // parts, size.trainable // parts, settings))
+    kept = size.boundary if configuration.recompute else size.saved
+    return state + kept // parts
+
+
+def time_bound(
+    graph: Graph,
+    size: ModelSize,
+    configuration: Configuration,
+    cluster: Cluster,
+    *,
+    microbatch_time: float,
+    adam: bool,
+) -> float:
+    """Seconds that the step takes at least; ``microbatch_time`` bounds one microbatch's work."""
+    mesh = configuration.mesh
+    accelerator = cluster.accelerator
+    parts = mesh.tp * mesh.pp
+    update = optimizer_time(
+        size.trainable // parts,
+        zero=configuration.zero,
+        dp_shard=mesh.dp_shard,
+        itemsize=dtype_size(graph.dtype),
+        adam=adam,
+        bandwidth=accelerator.memory_bandwidth,
+    )
+    if configuration.pipelined:
+        return update + pipeline_bound(microbatch_time, mesh.pp, configuration.microbatches)
+    times = data_parallel_times(
+        numel=size.numel // mesh.tp,
+        trainable=size.trainable // mesh.tp,
+        itemsize=dtype_size(graph.dtype),
+        zero=configuration.zero,
+        mesh=mesh,
+        cluster=cluster,
+    )
+    work = microbatch_time
+    tail = 0.0
+    if configuration.zero >= 2:
+        gathers = 2 if configuration.zero == 3 else 1
+        # One collective on all parameters has less latency than one a block: still a bound.
+        work = max(work, gathers * times.gather + times.reduce)
+    else:
+        tail = max(0.0, times.reduce - work)
+    return configuration.microbatches * work + tail + update

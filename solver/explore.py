@@ -1,0 +1,291 @@
+"""The outer search: best-first over configurations, with bounds, baselines and a deadline.
+
+Every configuration enters a heap with a lower bound from operator costs alone. When popped it
+is first given the exact intra-operator optimum (a tighter bound), then priced. The search ends
+when the least bound in the heap is no better than the best plan: nothing left can win.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from autoplan.errors import SolverLimitError, UsageError
+from autoplan.ir.graph import Graph, dtype_size
+from autoplan.ir.hardware import Cluster
+from autoplan.solver.blocks import ALPHAS, BlockPricer, ModelPoint
+from autoplan.solver.bounds import ModelSize, memory_bound, model_size, time_bound
+from autoplan.solver.pricing import Overflow, Priced, price
+from autoplan.solver.space import Configuration, Pins
+
+__all__ = [
+    "GraphFamily",
+    "Outcome",
+    "Problem",
+    "Searcher",
+    "baseline_filters",
+    "no_plan_yet",
+    "require_any",
+]
+
+Progress = Callable[[str], None]
+_REPORT_PERIOD = 2.0
+
+
+class _Level(IntEnum):
+    """How a bound was obtained, from cheap to tight."""
+
+    OPERATORS = 0
+    WITHOUT_RECOMPUTE = 1
+    PROGRAM = 2
+
+
+_Entry = tuple[float, int, _Level, Configuration]
+
+
+class GraphFamily(dict[int, Graph]):
+    """Graphs by microbatch size, made on first use."""
+
+    def __init__(self, make: Callable[[int], Graph]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, size: int) -> Graph:
+        self[size] = self._make(size)
+        return self[size]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What is asked: graphs, machine, batch and limits (bytes; ``deadline`` on the monotonic clock)."""
+
+    graphs: GraphFamily
+    cluster: Cluster
+    global_batch: int
+    adam: bool
+    memory_limit: int
+    deadline: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What a search found; ``best`` is None when nothing fits or time ran out."""
+
+    best: Priced | None = None
+    lower_bound: float = float("inf")
+    termination: str = "optimal"
+    priced: list[Priced] = field(default_factory=list)
+    overflows: list[Overflow] = field(default_factory=list)
+    enumerated: int = 0
+    pruned_memory: int = 0
+    pruned_time: int = 0
+
+
+class Searcher:
+    """Runs searches over subsets of one problem's space and keeps what they share."""
+
+    def __init__(self, problem: Problem, progress: Progress | None = None) -> None:
+        self.problem = problem
+        self.blocks = BlockPricer(problem.graphs, problem.cluster)
+        self._progress = progress
+        self._sizes: dict[int, ModelSize] = {}
+        self._results: dict[Configuration, Priced | Overflow] = {}
+        self._reported = time.monotonic()
+
+    def run(
+        self, configurations: Iterable[Configuration], *, stop_at: float = float("inf")
+    ) -> Outcome:
+        """Best of those configurations; ``stop_at`` abandons bounds at or above it."""
+        outcome = Outcome()
+        heap: list[_Entry] = []
+        for order, configuration in enumerate(configurations):
+            outcome.enumerated += 1
+            if self.memory_needed(configuration) > self.problem.memory_limit:
+                outcome.pruned_memory += 1
+                continue
+            bound = self._bound(configuration, _Level.OPERATORS)
+            heap.append((bound, order, _Level.OPERATORS, configuration))
+        heapq.heapify(heap)
+        try:
+            self._drain(heap, outcome, stop_at)
+        except KeyboardInterrupt:
+            outcome.termination = "interrupted"
+        if heap:
+            outcome.lower_bound = min(outcome.lower_bound, heap[0][0])
+        if outcome.best is not None:
+            outcome.lower_bound = min(outcome.lower_bound, outcome.best.step_time)
+        outcome.pruned_time = len(heap)
+        return outcome
+
+    def _drain(self, heap: list[_Entry], outcome: Outcome, stop_at: float) -> None:
+        while heap:
+            found = outcome.best.step_time if outcome.best else float("inf")
+            if heap[0][0] >= min(found, stop_at) * (1 - 1e-9):
+                return
+            if time.monotonic() > self.problem.deadline:
+                outcome.termination = "time_limit"
+                return
+            bound, order, level, configuration = heap[0]
+            try:
+                if level < _Level.PROGRAM:
+                    level = _Level(level + 1)
+                    tighter = max(bound, self._bound(configuration, level))
+                    heapq.heapreplace(heap, (tighter, order, level, configuration))
+                    continue
+                result = self.result(configuration)
+            except SolverLimitError:
+                outcome.termination = "time_limit"
+                return
+            heapq.heappop(heap)
+            if isinstance(result, Overflow):
+                outcome.overflows.append(result)
+                continue
+            outcome.lower_bound = min(outcome.lower_bound, bound)
+            outcome.priced.append(result)
+            if outcome.best is None or result.step_time < outcome.best.step_time:
+                outcome.best = result
+            self._report(outcome, bound)
+
+    def result(self, configuration: Configuration) -> Priced | Overflow:
+        """Price of a configuration at the fastest strategies that fit."""
+        if configuration not in self._results:
+            self._results[configuration] = self._price(configuration)
+        return self._results[configuration]
+
+    def _price(self, configuration: Configuration) -> Priced | Overflow:
+        graph = self.problem.graphs[configuration.micro_batch_size]
+        weights = ALPHAS if configuration.mesh.tp > 1 else ALPHAS[:1]
+        leanest: Overflow | None = None
+        for alpha in weights:
+            result = price(
+                graph,
+                configuration,
+                self._point(configuration, alpha),
+                self.problem.cluster,
+                adam=self.problem.adam,
+                memory_limit=self.problem.memory_limit,
+            )
+            if isinstance(result, Priced):
+                return result
+            if leanest is None or result.peak_memory < leanest.peak_memory:
+                leanest = result
+        assert leanest is not None
+        return leanest
+
+    def extend_deadline(self, deadline: float) -> None:
+        """Let later searches run until ``deadline`` (monotonic seconds)."""
+        self.problem = dataclasses.replace(self.problem, deadline=deadline)
+
+    def memory_needed(self, configuration: Configuration) -> int:
+        """Lower bound of the bytes on the fullest rank."""
+        size = self.size(configuration.micro_batch_size)
+        return memory_bound(size, configuration, self._itemsize(), adam=self.problem.adam)
+
+    def size(self, micro_batch_size: int) -> ModelSize:
+        """Whole-model sums at that microbatch size."""
+        if micro_batch_size not in self._sizes:
+            self._sizes[micro_batch_size] = model_size(self.problem.graphs[micro_batch_size])
+        return self._sizes[micro_batch_size]
+
+    def _itemsize(self) -> int:
+        return dtype_size(next(iter(self.problem.graphs.values())).dtype)
+
+    def _point(self, configuration: Configuration, alpha: float) -> ModelPoint:
+        return self.blocks.point(
+            configuration.micro_batch_size,
+            configuration.mesh.tp,
+            recompute=configuration.recompute,
+            microbatches=configuration.microbatches,
+            alpha=alpha,
+            deadline=self.problem.deadline,
+        )
+
+    def _bound(self, configuration: Configuration, level: _Level) -> float:
+        size, tp = configuration.micro_batch_size, configuration.mesh.tp
+        quick = self.blocks.quick_bound(size, tp, recompute=configuration.recompute)
+        if level is _Level.PROGRAM:
+            quick = self._point(configuration, 0.0).microbatch_bound
+        elif level is _Level.WITHOUT_RECOMPUTE and configuration.recompute:
+            # Recompute adds at least the forward's operators to the optimum without it.
+            kept = dataclasses.replace(configuration, recompute=False)
+            again = quick - self.blocks.quick_bound(size, tp, recompute=False)
+            quick = self._point(kept, 0.0).microbatch_bound + again
+        return time_bound(
+            self.problem.graphs[size],
+            self.size(size),
+            configuration,
+            self.problem.cluster,
+            microbatch_time=quick,
+            adam=self.problem.adam,
+        )
+
+    def _report(self, outcome: Outcome, bound: float) -> None:
+        now = time.monotonic()
+        if self._progress is None or now - self._reported < _REPORT_PERIOD:
+            return
+        self._reported = now
+        assert outcome.best is not None
+        left = self.problem.deadline - now
+        self._progress(
+            f"search: best {outcome.best.step_time:.4g} s, bound {bound:.4g} s, "
+            f"{len(outcome.priced)} configurations priced, {left:.0f} s left"
+        )
+
+
+def require_any(configurations: list[Configuration], pins: Pins, ranks: int, batch: int) -> None:
+    """Raise UsageError when no configuration is legal."""
+    if configurations:
+        return
+    fixed = ", ".join(f"--{n.replace('_', '-')} {','.join(v)}" for n, v in pins.allowed.items())
+    if fixed:
+        raise UsageError(
+            f"no legal configuration of {ranks} ranks with global batch {batch} satisfies {fixed}",
+            hint="drop one of these; dp_replicate x dp_shard must divide the global batch, "
+            "--zero 1 to 3 need --dp-shard > 1, --schedule needs --pp > 1",
+        )
+    raise UsageError(
+        f"global batch {batch} can't be divided over any mesh of {ranks} ranks",
+        hint="choose a global batch that shares divisors with the number of ranks",
+    )
+
+
+def no_plan_yet(outcome: Outcome, time_limit: float) -> SolverLimitError:
+    """Error for a deadline before the first plan."""
+    return SolverLimitError(
+        f"time limit of {time_limit:g} s reached before a plan was found "
+        f"({outcome.enumerated} configurations, {len(outcome.overflows)} did not fit)",
+        hint="raise --time-limit, or pin degrees, e.g. --tp 8",
+    )
+
+
+BaselineFilter = Callable[[Configuration], bool]
+
+
+def baseline_filters(cluster: Cluster) -> Mapping[str, BaselineFilter]:
+    """Plans that practitioners write by hand, as subsets of the space."""
+    node = min(cluster.ranks_per_node, cluster.ranks)
+    if node == cluster.ranks and node > 2:
+        node //= 2  # a whole-cluster tp leaves no rank for data parallelism
+
+    def plain(c: Configuration) -> bool:
+        return c.mesh.tp == 1 and c.mesh.pp == 1
+
+    filters: dict[str, BaselineFilter] = {
+        "ddp": lambda c: plain(c) and c.zero == 0,
+        "fsdp (zero 3)": lambda c: plain(c) and c.zero == 3 and c.mesh.dp_replicate == 1,
+    }
+    if node > 1:
+        filters[f"tp {node} + zero 1"] = lambda c: (
+            c.mesh.tp == node and c.mesh.pp == 1 and c.zero <= 1
+        )
+        filters[f"tp {node} + fsdp"] = lambda c: (
+            c.mesh.tp == node and c.mesh.pp == 1 and c.zero == 3 and c.mesh.dp_replicate == 1
+        )
+        filters[f"tp {node} + pp + zero 1, 1f1b"] = lambda c: (
+            c.mesh.tp == node and c.mesh.pp > 1 and c.zero <= 1 and c.schedule == "1f1b"
+        )
+    return filters

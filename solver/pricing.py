@@ -1,0 +1,422 @@
+"""Price of one configuration: stage cut, step time, memory of every stage.
+
+The cut minimises ``sum t + (m - 1) max t`` exactly under each stage's memory; the step time is
+then that of the event simulation of the schedule, which for 1F1B with uneven stages is less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autoplan.costs.collectives import collective_time
+from autoplan.costs.compute import op_time
+from autoplan.costs.data_parallel import data_parallel_times
+from autoplan.costs.memory import (
+    BlockMemory,
+    MemorySettings,
+    StageMemory,
+    stage_memory,
+    state_bytes,
+    unit_bytes,
+)
+from autoplan.costs.step import BlockTime, StageTime, optimizer_time, stage_time
+from autoplan.ir.graph import BlockClass, Graph, dtype_size
+from autoplan.ir.hardware import Cluster
+from autoplan.ir.mesh import Group, MeshAxis
+from autoplan.ir.placement import CollectiveKind, Replicate
+from autoplan.ir.strategy import OpStrategy
+from autoplan.schedules import in_flight
+from autoplan.simulate import simulate_pipeline
+from autoplan.solver.blocks import ModelPoint
+from autoplan.solver.inter import ChainItem, StageCut, cut_stages
+from autoplan.solver.space import Configuration
+
+__all__ = ["Overflow", "Priced", "StageOutcome", "pipeline_bound", "price"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageOutcome:
+    """A stage of a priced configuration: blocks ``first`` to ``last``, seconds and bytes."""
+
+    first: int
+    last: int
+    time: StageTime
+    memory: StageMemory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Priced:
+    """A configuration that fits, with its step time in seconds and where it goes."""
+
+    configuration: Configuration
+    point: ModelPoint
+    stages: tuple[StageOutcome, ...]
+    step_time: float
+    pipeline_time: float
+    unsent_pipeline_time: float
+    optimizer: float
+
+    @property
+    def peak_memory(self) -> int:
+        """Bytes on the fullest rank."""
+        return max(stage.memory.peak for stage in self.stages)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overflow:
+    """A configuration that does not fit: its least peak and the stage's parts."""
+
+    configuration: Configuration
+    peak_memory: int
+    memory: StageMemory
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    times: tuple[BlockTime, ...]
+    memories: tuple[BlockMemory, ...]
+
+
+def pipeline_bound(total: float, stages: int, microbatches: int) -> float:
+    """Least seconds in which any cut into ``stages`` can run ``microbatches``.
+
+    ``total`` is the time of one microbatch through all stages. Stage s works ``m t_s`` and
+    waits at least for one microbatch to pass the stages before it, forward and back:
+    ``T >= m t_s + sum_{j<s} t_j`` for every s, whose least common T is
+    ``total / (1 - (1 - 1/m)^stages)``.
+    """
+    return total / (1.0 - (1.0 - 1.0 / microbatches) ** stages)
+
+
+def price(
+    graph: Graph,
+    configuration: Configuration,
+    point: ModelPoint,
+    cluster: Cluster,
+    *,
+    adam: bool,
+    memory_limit: int,
+) -> Priced | Overflow:
+    """Price a configuration with those strategies, cut into stages as well as possible."""
+    shared_time, shared_bytes = shared_costs(graph, cluster)
+    blocks = _blocks(graph, configuration, point, cluster)
+    settings = _settings(graph, configuration, adam)
+    stages = configuration.mesh.pp
+    flights = [
+        in_flight(configuration.schedule, stage, stages, configuration.microbatches)
+        if configuration.pipelined
+        else 1
+        for stage in range(stages)
+    ]
+    sends = _send_times(graph, configuration, point, cluster)
+    cut = _cut(graph, configuration, blocks, settings, flights, sends, memory_limit - shared_bytes)
+    memories = [
+        _stage_memory(graph, blocks, settings, first, last, flights[index], shared_bytes)
+        for index, (first, last) in enumerate(cut.ranges)
+    ]
+    worst = max(memories, key=lambda memory: memory.peak)
+    if worst.peak > memory_limit:
+        return Overflow(configuration=configuration, peak_memory=worst.peak, memory=worst)
+    times = [
+        _stage_time(graph, configuration, point, blocks, first, last, shared_time)
+        for first, last in cut.ranges
+    ]
+    return _finish(graph, configuration, point, cluster, cut, times, memories, sends, adam)
+
+
+def shared_costs(graph: Graph, cluster: Cluster) -> tuple[float, int]:
+    """Seconds and bytes of running every shared operator once."""
+    block = BlockClass(
+        name="shared",
+        ops=graph.shared_ops,
+        tensors=graph.shared_tensors,
+        inputs=(),
+        outputs=(),
+        parameters=(),
+        buffers=(),
+        shared=(),
+    )
+    seconds = 0.0
+    for op in graph.shared_ops:
+        whole = OpStrategy(
+            inputs=(Replicate(),) * len(op.inputs), outputs=(Replicate(),) * len(op.outputs)
+        )
+        seconds += op_time(op, block, whole, 1, cluster.accelerator).forward
+    by_name = {tensor.name: tensor for tensor in graph.shared_tensors}
+    produced = [by_name[name] for op in graph.shared_ops for name in op.outputs]
+    size = sum(tensor.size for tensor in produced if tensor.base == tensor.name)
+    return seconds, size
+
+
+def _blocks(
+    graph: Graph, configuration: Configuration, point: ModelPoint, cluster: Cluster
+) -> _Blocks:
+    """Times and memory of each class (not instance)."""
+    trainable = {p.fqn: p.trainable for p in graph.parameters}
+    times, memories = [], []
+    first_of = {i.block_class: i for i in reversed(graph.instances)}
+    itemsize = dtype_size(graph.dtype)
+    for index, cost in enumerate(point.costs):
+        instance = first_of[index]
+        fqns = dict(zip(graph.classes[index].parameters, instance.parameters, strict=True))
+        numel = sum(count for _, count, _ in cost.parameters)
+        learnt = sum(count for name, count, _ in cost.parameters if trainable[fqns[name]])
+        times.append(
+            BlockTime(
+                forward=cost.forward,
+                backward=cost.backward,
+                tp_forward=cost.tp_forward,
+                tp_backward=cost.tp_backward,
+                data_parallel=data_parallel_times(
+                    numel=numel,
+                    trainable=learnt,
+                    itemsize=itemsize,
+                    zero=configuration.zero,
+                    mesh=configuration.mesh,
+                    cluster=cluster,
+                ),
+            )
+        )
+        again = configuration.recompute
+        memories.append(
+            BlockMemory(
+                numel=numel,
+                trainable=learnt,
+                kept=cost.boundary if again else cost.saved,
+                working=cost.transient + (cost.saved if again else 0),
+                boundary_out=cost.boundary_out,
+            )
+        )
+    return _Blocks(tuple(times), tuple(memories))
+
+
+def _settings(graph: Graph, configuration: Configuration, adam: bool) -> MemorySettings:
+    return MemorySettings(
+        zero=configuration.zero,
+        dp_shard=configuration.mesh.dp_shard,
+        itemsize=dtype_size(graph.dtype),
+        adam=adam,
+        pipelined=configuration.pipelined,
+        microbatches=configuration.microbatches,
+    )
+
+
+def _cut(
+    graph: Graph,
+    configuration: Configuration,
+    blocks: _Blocks,
+    settings: MemorySettings,
+    flights: Sequence[int],
+    sends: Sequence[float],
+    limit: int,
+) -> StageCut:
+    if not configuration.pipelined:
+        return StageCut.single(len(graph.instances))
+    items = []
+    for position, instance in enumerate(graph.instances):
+        time = blocks.times[instance.block_class]
+        memory = blocks.memories[instance.block_class]
+        forward = time.forward + time.tp_forward
+        static = sum(state_bytes(memory.numel, memory.trainable, settings))
+        items.append(
+            ChainItem(
+                forward=forward,
+                backward=time.backward
+                + time.tp_backward
+                + (forward if configuration.recompute else 0.0),
+                static=static,
+                activation=memory.kept,
+                transient=memory.working + unit_bytes(memory.numel, settings),
+                boundary=memory.boundary_out,
+                send=sends[position] if position < len(sends) else 0.0,
+            )
+        )
+    return cut_stages(
+        items,
+        stages=configuration.mesh.pp,
+        microbatches=configuration.microbatches,
+        in_flight=flights,
+        memory_limit=limit,
+    )
+
+
+def _stage_memory(
+    graph: Graph,
+    blocks: _Blocks,
+    settings: MemorySettings,
+    first: int,
+    last: int,
+    flight: int,
+    shared: int,
+) -> StageMemory:
+    held: set[str] = set()
+    parts = []
+    for instance in graph.instances[first:last]:
+        memory = blocks.memories[instance.block_class]
+        repeated = sum(graph.parameter(fqn).numel for fqn in instance.parameters if fqn in held)
+        held.update(instance.parameters)
+        if repeated:
+            whole = sum(graph.parameter(fqn).numel for fqn in instance.parameters)
+            share = memory.numel / whole
+            local = round(repeated * share)
+            memory = BlockMemory(
+                numel=memory.numel - local,
+                trainable=max(0, memory.trainable - local),
+                kept=memory.kept,
+                working=memory.working,
+                boundary_out=memory.boundary_out,
+            )
+        parts.append(memory)
+    if last == len(graph.instances):
+        final = parts[-1]
+        parts[-1] = BlockMemory(
+            numel=final.numel,
+            trainable=final.trainable,
+            kept=final.kept,
+            working=final.working,
+            boundary_out=0,
+        )
+    return stage_memory(parts, settings, in_flight=flight, shared=shared)
+
+
+def _stage_time(
+    graph: Graph,
+    configuration: Configuration,
+    point: ModelPoint,
+    blocks: _Blocks,
+    first: int,
+    last: int,
+    shared: float,
+) -> StageTime:
+    chosen = graph.instances[first:last]
+    return stage_time(
+        [blocks.times[instance.block_class] for instance in chosen],
+        zero=configuration.zero,
+        pipelined=configuration.pipelined,
+        microbatches=configuration.microbatches,
+        recompute=configuration.recompute,
+        shared=shared,
+        partial_grad=sum(point.partial_grad[instance.block_class] for instance in chosen),
+    )
+
+
+def _send_times(
+    graph: Graph, configuration: Configuration, point: ModelPoint, cluster: Cluster
+) -> list[float]:
+    """Seconds to send each block's boundary to the next stage, for one microbatch."""
+    if not configuration.pipelined:
+        return []
+    whole = configuration.mesh.group(MeshAxis.PP, cluster.ranks_per_node)
+    pair = Group(2, 2 if whole.per_node == whole.ranks else 1)
+    return [
+        collective_time(
+            CollectiveKind.P2P, point.costs[instance.block_class].boundary_out, pair, cluster
+        )
+        for instance in graph.instances
+    ]
+
+
+def _finish(
+    graph: Graph,
+    configuration: Configuration,
+    point: ModelPoint,
+    cluster: Cluster,
+    cut: StageCut,
+    times: Sequence[StageTime],
+    memories: Sequence[StageMemory],
+    sends: Sequence[float],
+    adam: bool,
+) -> Priced:
+    microbatches = configuration.microbatches
+    updates = _optimizer_times(graph, configuration, point, cluster, cut, adam)
+    tied = _tied_time(graph, configuration, cluster, cut)
+    if configuration.pipelined:
+        forward = [time.forward for time in times]
+        backward = [time.backward for time in times]
+        crossing = [sends[last - 1] for _, last in cut.ranges[:-1]]
+        timeline = simulate_pipeline(
+            configuration.schedule, forward, backward, crossing, microbatches
+        )
+        silent = simulate_pipeline(
+            configuration.schedule, forward, backward, [0.0] * len(crossing), microbatches
+        )
+        makespan, unsent = timeline.makespan, silent.makespan
+        ends = list(timeline.end_of_stage)
+    else:
+        makespan = unsent = microbatches * (times[0].forward + times[0].backward)
+        ends = [makespan]
+    finishes = [
+        end + time.tail_dp + time.tail_tp + tied for end, time in zip(ends, times, strict=True)
+    ]
+    # Clipping by the global norm makes every rank wait for the last gradient.
+    synced = max(finishes)
+    optimizer = max(updates)
+    return Priced(
+        configuration=configuration,
+        point=point,
+        stages=tuple(
+            StageOutcome(first=first, last=last, time=time, memory=memory)
+            for (first, last), time, memory in zip(cut.ranges, times, memories, strict=True)
+        ),
+        step_time=synced + optimizer,
+        pipeline_time=makespan,
+        unsent_pipeline_time=unsent,
+        optimizer=optimizer,
+    )
+
+
+def _optimizer_times(
+    graph: Graph,
+    configuration: Configuration,
+    point: ModelPoint,
+    cluster: Cluster,
+    cut: StageCut,
+    adam: bool,
+) -> list[float]:
+    accelerator = cluster.accelerator
+    seconds = []
+    trainable = {p.fqn: p.trainable for p in graph.parameters}
+    for first, last in cut.ranges:
+        held: set[str] = set()
+        numel = 0
+        for instance in graph.instances[first:last]:
+            cost = point.costs[instance.block_class]
+            for fqn, (_, count, _) in zip(instance.parameters, cost.parameters, strict=True):
+                if fqn not in held and trainable[fqn]:
+                    numel += count
+                held.add(fqn)
+        moved = numel * 28
+        seconds.append(
+            optimizer_time(
+                numel,
+                zero=configuration.zero,
+                dp_shard=configuration.mesh.dp_shard,
+                itemsize=dtype_size(graph.dtype),
+                adam=adam,
+                bandwidth=accelerator.memory_bandwidth
+                * accelerator.memory_efficiency(max(1, moved)),
+            )
+        )
+    return seconds
+
+
+def _tied_time(
+    graph: Graph, configuration: Configuration, cluster: Cluster, cut: StageCut
+) -> float:
+    """Seconds once a step to sum gradients of parameters that two stages hold."""
+    if not configuration.pipelined:
+        return 0.0
+    stages_of: Mapping[str, set[int]] = {p.fqn: set() for p in graph.parameters}
+    for stage, (first, last) in enumerate(cut.ranges):
+        for instance in graph.instances[first:last]:
+            for fqn in instance.parameters:
+                stages_of[fqn].add(stage)
+    whole = configuration.mesh.group(MeshAxis.PP, cluster.ranks_per_node)
+    seconds = 0.0
+    for fqn, held in stages_of.items():
+        if len(held) > 1:
+            size = graph.parameter(fqn).numel * 4 // configuration.mesh.tp
+            group = Group(len(held), len(held) if whole.per_node == whole.ranks else 1)
+            seconds += collective_time(CollectiveKind.ALL_REDUCE, size, group, cluster)
+    return seconds

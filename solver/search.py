@@ -1,0 +1,160 @@
+"""From a captured model, a workload and a cluster to a plan: the entry of the solver."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from autoplan.errors import UsageError
+from autoplan.ir.graph import Graph
+from autoplan.ir.hardware import Cluster
+from autoplan.ir.plan import ModelRecord, Plan, WorkloadRecord
+from autoplan.solver.assemble import Baseline, assemble
+from autoplan.solver.explore import (
+    GraphFamily,
+    Outcome,
+    Problem,
+    Searcher,
+    baseline_filters,
+    no_plan_yet,
+    require_any,
+)
+from autoplan.solver.infeasible import infeasible_error
+from autoplan.solver.space import Configuration, Pins, configurations, parse_pins
+from autoplan.units import format_bytes
+
+__all__ = ["CapturedModel", "solve"]
+
+_BASELINE_SHARE = 0.3
+"""Part of the time limit kept for pricing baselines."""
+
+
+class CapturedModel(Protocol):
+    """What the solver needs of a captured model."""
+
+    def at(self, micro_batch_size: int) -> Graph:
+        """Graph at a microbatch size."""
+        ...
+
+    def record(self) -> ModelRecord:
+        """How to build the model again."""
+        ...
+
+
+def solve(
+    captured: CapturedModel,
+    workload: WorkloadRecord,
+    cluster: Cluster,
+    *,
+    pins: Mapping[str, str],
+    time_limit: float = 60.0,
+    memory_limit: int | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Plan:
+    """Fastest plan found within ``time_limit`` seconds, with its bound and the baselines.
+
+    Raises UsageError for pins that can't hold, InfeasibleError when nothing fits in
+    ``memory_limit`` bytes a rank, SolverLimitError when time ran out before any plan.
+    """
+    started = time.monotonic()
+    limit = _memory_limit(cluster, memory_limit)
+    fixed = parse_pins(pins, cluster.ranks, workload.global_batch)
+    graphs = GraphFamily(captured.at)
+    smallest = graphs[1]
+    space = list(
+        configurations(
+            ranks=cluster.ranks,
+            global_batch=workload.global_batch,
+            max_stages=len(smallest.instances),
+            pins=fixed,
+        )
+    )
+    require_any(space, fixed, cluster.ranks, workload.global_batch)
+    problem = Problem(
+        graphs=graphs,
+        cluster=cluster,
+        global_batch=workload.global_batch,
+        adam=workload.optimizer == "adamw",
+        memory_limit=limit,
+        deadline=started + time_limit * (1 - _BASELINE_SHARE),
+    )
+    searcher = Searcher(problem, progress)
+    outcome = searcher.run(space)
+    baselines = _baselines(searcher, fixed, started + time_limit, progress)
+    _adopt_better_baseline(outcome, baselines, fixed)
+    if outcome.best is None:
+        if outcome.termination == "time_limit":
+            raise no_plan_yet(outcome, time_limit)
+        if outcome.termination == "interrupted":
+            raise KeyboardInterrupt
+        raise infeasible_error(searcher, space, outcome, fixed)
+    return assemble(
+        captured.record(), workload, cluster, fixed, outcome, baselines, searcher, limit
+    )
+
+
+def _memory_limit(cluster: Cluster, asked: int | None) -> int:
+    usable = cluster.accelerator.usable_memory
+    if asked is None:
+        return usable
+    if asked > cluster.accelerator.memory:
+        raise UsageError(
+            f"--memory-limit {format_bytes(asked)} exceeds the {format_bytes(cluster.accelerator.memory)} "
+            f"of {cluster.accelerator.name}",
+            hint=f"the default is {format_bytes(usable)} usable",
+        )
+    return asked
+
+
+def _baselines(
+    searcher: Searcher, pins: Pins, deadline: float, progress: Callable[[str], None] | None
+) -> list[Baseline]:
+    """Best configuration of each baseline, whatever the pins."""
+    problem = searcher.problem
+    searcher.extend_deadline(deadline)
+    everything = list(
+        configurations(
+            ranks=problem.cluster.ranks,
+            global_batch=problem.global_batch,
+            max_stages=len(problem.graphs[1].instances),
+            pins=Pins({}),
+        )
+    )
+    found = []
+    for name, accepts in baseline_filters(problem.cluster).items():
+        if progress is not None:
+            progress(f"baseline: {name}")
+        subset = [c for c in everything if accepts(c)]
+        if not subset:
+            found.append(Baseline(name, None, "not legal on this cluster and batch"))
+            continue
+        outcome = searcher.run(subset)
+        found.append(Baseline(name, outcome.best, _reason(searcher, outcome, subset)))
+    return found
+
+
+def _reason(searcher: Searcher, outcome: Outcome, subset: list[Configuration]) -> str:
+    if outcome.best is not None:
+        return "" if outcome.termination == "optimal" else "best found within the time limit"
+    if outcome.termination != "optimal":
+        return "not priced within the time limit"
+    limit = searcher.problem.memory_limit
+    needed = min(
+        [o.peak_memory for o in outcome.overflows]
+        or [searcher.memory_needed(configuration) for configuration in subset]
+    )
+    relation = "needs" if outcome.overflows else "needs at least"
+    return f"does not fit: {relation} {format_bytes(needed)} of {format_bytes(limit)}"
+
+
+def _adopt_better_baseline(outcome: Outcome, baselines: list[Baseline], pins: Pins) -> None:
+    """Never return a plan slower than a baseline: matters when time ran out."""
+    if pins.allowed:
+        return
+    for baseline in baselines:
+        if baseline.priced is None:
+            continue
+        if outcome.best is None or baseline.priced.step_time < outcome.best.step_time:
+            outcome.best = baseline.priced
+            outcome.lower_bound = min(outcome.lower_bound, baseline.priced.step_time)

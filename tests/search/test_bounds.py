@@ -1,0 +1,33 @@
+"""The pipeline bound against the event simulation of both schedules."""
+
+from __future__ import annotations
+
+import random
+
+from autoplan.simulate import simulate_pipeline
+from autoplan.solver.pricing import pipeline_bound
+
+
+def test_pipeline_bound_is_below_every_cut() -> None:
+    rng = random.Random(7)
+    for _ in range(300):
+        stages, microbatches = rng.randint(1, 6), rng.randint(1, 9)
+        forward = [rng.uniform(0.1, 2.0) for _ in range(stages)]
+        backward = [rng.uniform(0.1, 3.0) for _ in range(stages)]
+        bound = pipeline_bound(sum(forward) + sum(backward), stages, microbatches)
+        for schedule in ("gpipe", "1f1b"):
+            timeline = simulate_pipeline(
+                schedule, forward, backward, [0.0] * (stages - 1), microbatches
+            )
+            assert bound <= timeline.makespan * (1 + 1e-12)
+
+
+def test_pipeline_bound_is_tight_for_its_own_stage_times() -> None:
+    # Stage times in the ratio (1 - 1/m)^s make every stage finish at the same instant.
+    stages, microbatches = 4, 6
+    times = [(1 - 1 / microbatches) ** stage for stage in range(stages)]
+    finish = max(
+        microbatches * times[stage] + sum(times[:stage]) for stage in range(stages)
+    )
+    bound = pipeline_bound(sum(times), stages, microbatches)
+    assert abs(bound - finish) < 1e-12

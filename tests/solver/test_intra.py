@@ -1,0 +1,228 @@
+"""Placements of a block against its closed-form cost and against enumeration."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import replace
+
+import pytest
+
+from autoplan.costs.block import BlockCost, block_cost, collectives
+from autoplan.errors import InfeasibleError, InternalError, SolverLimitError
+from autoplan.ir.graph import BlockClass, Op, Ref, Tensor, TensorKind
+from autoplan.ir.hardware import Cluster
+from autoplan.ir.mesh import Group
+from autoplan.ir.placement import CollectiveKind, Placement, Replicate, Shard
+from autoplan.ir.strategy import OpStrategy
+from autoplan.rules import strategies
+from autoplan.solver.intra import BlockSolution, solve_block
+from autoplan.solver.lp import Handover, Termination
+
+R = Replicate()
+PARAMETER_COST = 1e-14
+PARTIAL_COST = 1e-13
+
+
+def _solve(
+    block: BlockClass,
+    cluster: Cluster,
+    boundary: Placement,
+    *,
+    ranks: int = 8,
+    fixed: dict[str, Placement] | None = None,
+    recompute: bool = False,
+    memory_limit: int | None = None,
+    memory_weight: float = 0.0,
+    partial_cost: float = PARTIAL_COST,
+    handover: Handover = Handover.ARRAYS,
+    seconds: float = 30.0,
+) -> BlockSolution:
+    return solve_block(
+        block,
+        Group(ranks, ranks),
+        cluster,
+        boundary_in=(boundary,) * len(block.inputs),
+        boundary_out=(boundary,) * len(block.outputs),
+        fixed=fixed or {},
+        recompute=recompute,
+        parameter_cost=PARAMETER_COST,
+        partial_grad_cost=partial_cost,
+        memory_limit=memory_limit,
+        memory_weight=memory_weight,
+        deadline=time.monotonic() + seconds,
+        handover=handover,
+    )
+
+
+def _cost(
+    block: BlockClass,
+    chosen: dict[str, OpStrategy],
+    cluster: Cluster,
+    boundary: Placement,
+    ranks: int = 8,
+) -> BlockCost:
+    ins, outs = (boundary,) * len(block.inputs), (boundary,) * len(block.outputs)
+    return block_cost(block, chosen, ins, outs, Group(ranks, ranks), cluster)
+
+
+def _objective(block: BlockClass, cost: BlockCost, *, recompute: bool, weight: float) -> float:
+    forward = (cost.forward + cost.tp_forward) * (2 if recompute else 1)
+    parameters = sum(numel * size for _, numel, size in cost.parameters)
+    partial = sum(block.tensor(name).size for name in cost.partial_grads)
+    kept = 0 if recompute else cost.saved
+    return (
+        forward
+        + cost.backward
+        + cost.tp_backward
+        + PARAMETER_COST * parameters
+        + PARTIAL_COST * partial
+        + weight * kept
+    )
+
+
+@pytest.mark.parametrize("boundary", [R, Shard(1)], ids=str)
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("weight", [0.0, 1e-12])
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_objective_is_the_closed_form_of_the_chosen_strategies(
+    llama: BlockClass,
+    cluster: Cluster,
+    boundary: Placement,
+    recompute: bool,
+    weight: float,
+    ranks: int,
+) -> None:
+    found = _solve(llama, cluster, boundary, ranks=ranks, recompute=recompute, memory_weight=weight)
+    assert found.termination is Termination.OPTIMAL
+    assert set(found.strategies) == {op.name for op in llama.ops}
+    cost = _cost(llama, dict(found.strategies), cluster, boundary, ranks)
+    expected = _objective(llama, cost, recompute=recompute, weight=weight)
+    assert found.objective == pytest.approx(expected, rel=1e-9)
+    assert {name for name, (_, partial) in found.placements.items() if partial} == set(
+        cost.partial_grads
+    )
+
+
+def _small_block(cluster: Cluster) -> BlockClass:
+    """Two readers of one tensor, a residual, a parameter used elementwise."""
+    tensors = {
+        name: Tensor(
+            name=name, shape=shape, dtype="float32", kind=kind, requires_grad=True, base=name
+        )
+        for name, shape, kind in (
+            ("x", (4, 64, 512), TensorKind.BOUNDARY),
+            ("scale", (512,), TensorKind.PARAMETER),
+            ("w", (512, 512), TensorKind.PARAMETER),
+            ("a", (4, 64, 512), TensorKind.ACTIVATION),
+            ("b", (4, 64, 512), TensorKind.ACTIVATION),
+            ("c", (4, 64, 512), TensorKind.ACTIVATION),
+        )
+    }
+    flop = 2 * 4 * 64 * 512 * 512
+    ops = (
+        Op(name="op0", target="aten.mul.Tensor", args=(Ref("x"), Ref("scale")), outputs=("a",),
+           saved=("x", "scale")),
+        Op(name="op1", target="aten.linear.default", args=(Ref("a"), Ref("w")), outputs=("b",),
+           flop=flop, flop_backward=2 * flop, saved=("a", "w")),
+        Op(name="op2", target="aten.add.Tensor", args=(Ref("a"), Ref("b")), outputs=("c",)),
+    )  # fmt: skip
+    return BlockClass(
+        name="small", ops=ops, tensors=tuple(tensors.values()), inputs=("x",), outputs=("c",),
+        parameters=("scale", "w"), buffers=(), shared=(),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("boundary", [R, Shard(1), Shard(2)], ids=str)
+@pytest.mark.parametrize("weight", [0.0, 1e-12])
+def test_no_combination_of_strategies_is_cheaper(
+    cluster: Cluster, boundary: Placement, weight: float
+) -> None:
+    block = _small_block(cluster)
+    found = _solve(block, cluster, boundary, ranks=2, memory_weight=weight)
+    best = float("inf")
+    options = [strategies(op, block, 2) for op in block.ops]
+    for combination in itertools.product(*options):
+        chosen = {op.name: s for op, s in zip(block.ops, combination, strict=True)}
+        try:
+            cost = _cost(block, chosen, cluster, boundary, 2)
+        except InternalError:
+            continue
+        best = min(best, _objective(block, cost, recompute=False, weight=weight))
+    assert found.objective == pytest.approx(best, rel=1e-9)
+
+
+def test_finds_megatron_with_sequence_parallelism(llama: BlockClass, cluster: Cluster) -> None:
+    found = _solve(llama, cluster, Shard(1), partial_cost=1e-12)
+    placements = {name: placement for name, (placement, _) in found.placements.items()}
+    for column in ("q", "k", "v", "gate", "up"):
+        assert placements[column] == Shard(0)
+    assert placements["down"] == Shard(1)
+    assert found.placements["norm1"] == (R, True)
+    calls = collectives(llama, found.strategies, (Shard(1),), (Shard(1),), Group(8, 8), cluster)
+    assert CollectiveKind.ALL_REDUCE not in {call.kind for call in calls}
+    gathers = [c for c in calls if c.kind is CollectiveKind.ALL_GATHER and not c.backward]
+    assert len(gathers) == 2  # one copy for q, k and v, one for gate and up
+
+
+def test_is_never_worse_than_replicated(mlp: BlockClass, cluster: Cluster) -> None:
+    whole = {op.name: strategies(op, mlp, 8)[0] for op in mlp.ops}
+    cost = _cost(mlp, whole, cluster, R)
+    found = _solve(mlp, cluster, R)
+    assert found.objective <= _objective(mlp, cost, recompute=False, weight=0.0)
+
+
+def test_fixed_parameter_keeps_its_storage(mlp: BlockClass, cluster: Cluster) -> None:
+    free = _solve(mlp, cluster, Shard(1), partial_cost=1e-12)
+    assert free.placements["down"][0] == Shard(1)
+    fixed = _solve(mlp, cluster, Shard(1), fixed={"down": R}, partial_cost=1e-12)
+    assert fixed.placements["down"][0] == R
+    assert fixed.objective > free.objective
+
+
+def test_impossible_storage_is_infeasible(mlp: BlockClass, cluster: Cluster) -> None:
+    with pytest.raises(InfeasibleError, match="fixed parameters"):
+        _solve(mlp, cluster, R, fixed={"down": Shard(1, 7)})
+
+
+def test_memory_limit_holds_and_costs_time(llama: BlockClass, cluster: Cluster) -> None:
+    # Slow links make sharding expensive, so that memory has to force it.
+    slow = replace(cluster, intra=replace(cluster.intra, bandwidth=1e8))
+    free = _solve(llama, slow, R)
+    kept = _cost(llama, dict(free.strategies), slow, R).saved
+    limit = kept * 2 // 3
+    tight = _solve(llama, slow, R, memory_limit=limit)
+    assert _cost(llama, dict(tight.strategies), slow, R).saved <= limit
+    assert tight.objective > free.objective
+    with pytest.raises(InfeasibleError, match="activations"):
+        _solve(llama, slow, R, memory_limit=1000)
+
+
+def test_no_time_is_a_solver_limit(mlp: BlockClass, cluster: Cluster) -> None:
+    with pytest.raises(SolverLimitError):
+        _solve(mlp, cluster, R, seconds=-1.0)
+
+
+def test_same_question_same_answer(llama: BlockClass, cluster: Cluster) -> None:
+    first = _solve(llama, cluster, Shard(1))
+    second = _solve(llama, cluster, Shard(1))
+    assert first.strategies == second.strategies
+    assert list(first.strategies) == [op.name for op in llama.ops]
+
+
+@pytest.mark.parametrize("boundary", [R, Shard(1)], ids=str)
+@pytest.mark.parametrize("weight", [0.0, 1e-12])
+def test_arrays_and_pulp_give_the_same_optimum(
+    llama: BlockClass, cluster: Cluster, boundary: Placement, weight: float
+) -> None:
+    arrays = _solve(llama, cluster, boundary, memory_weight=weight)
+    pulp = _solve(llama, cluster, boundary, memory_weight=weight, handover=Handover.PULP)
+    assert arrays.objective == pytest.approx(pulp.objective, rel=1e-9)
+
+
+def test_llama_block_is_fast(llama: BlockClass, cluster: Cluster) -> None:
+    _solve(llama, cluster, R)
+    start = time.perf_counter()
+    found = _solve(llama, cluster, Shard(1), memory_weight=1e-12)
+    assert time.perf_counter() - start < 0.4
+    assert found.relaxation_integral
