@@ -1,0 +1,31 @@
+"""Products over a dimension that is sharded on one axis: each rank has an addend."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .axis import Axis
+
+__all__ = ["row_parallel_addmm", "row_parallel_linear"]
+
+
+def row_parallel_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, axis: Axis
+) -> Tensor:
+    """Addend of ``linear``: each rank adds its share of the bias, 1 / size."""
+    return F.linear(x, weight, None if bias is None else bias / axis.size)
+
+
+def row_parallel_addmm(
+    bias: Tensor,
+    mat1: Tensor,
+    mat2: Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+    axis: Axis,
+) -> Tensor:
+    """Addend of ``addmm``: each rank adds its share of the bias, 1 / size."""
+    return torch.addmm(bias, mat1, mat2, beta=beta / axis.size, alpha=alpha)

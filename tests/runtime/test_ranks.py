@@ -1,0 +1,20 @@
+"""Launches of several ranks, many checks in each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+pytestmark = pytest.mark.dist
+
+
+def test_collectives_and_calls_equal_the_whole_tensor(launch: Callable[..., str]) -> None:
+    output = launch("ranks_collectives.py", 2)
+    assert output.count(" ok") == 5, output
+
+
+@pytest.mark.parametrize(("ranks", "count"), [(2, 12), (4, 9)])
+def test_training_equals_one_process(launch: Callable[..., str], ranks: int, count: int) -> None:
+    output = launch("ranks_training.py", ranks)
+    assert output.count(" ok") == count, output
