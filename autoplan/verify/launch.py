@@ -1,0 +1,138 @@
+"""Start of the ranks that run programs for verification, and what they found."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autoplan.errors import VerificationError
+
+__all__ = ["Finding", "run_programs"]
+
+_WORKER = Path(__file__).parent / "worker.py"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one rank found: its loss, and the relative error of each gradient it holds.
+
+    ``held`` are all parameters of the rank's stage.
+    """
+
+    rank: int
+    loss: float
+    errors: Mapping[str, float]
+    held: tuple[str, ...]
+
+
+def run_programs(
+    programs: Sequence[tuple[Path, Path]], *, ranks: int, work: Path, timeout: float
+) -> list[tuple[Finding, ...]]:
+    """Findings of each (program folder, reference file), one for each rank.
+
+    All programs run one after another in one launch of ``ranks`` gloo ranks. ``timeout`` is
+    seconds for the launch. VerificationError when a rank fails: the first rank's error.
+    """
+    output = work / "findings"
+    output.mkdir(parents=True)
+    job = work / "job.json"
+    job.write_text(
+        json.dumps({"programs": [[str(p), str(r)] for p, r in programs], "output": str(output)}),
+        encoding="utf-8",
+    )
+    stderr = _launch(job, ranks=ranks, timeout=timeout)
+    return [
+        tuple(_finding(output, index, rank, folder, stderr) for rank in range(ranks))
+        for index, (folder, _) in enumerate(programs)
+    ]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _launch(job: Path, *, ranks: int, timeout: float) -> str:
+    """Stderr of the ranks."""
+    threads = max(1, (os.cpu_count() or 1) // ranks)
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": str(threads),
+        "AUTOPLAN_DEVICE": "cpu",
+        "MASTER_ADDR": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1"]
+    command += ["--nproc-per-node", str(ranks), "--master-addr", "127.0.0.1"]
+    command += ["--master-port", str(_free_port()), str(_WORKER), str(job)]
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        _, stderr = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired as error:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise VerificationError(
+            f"the program did not finish a step on {ranks} ranks within {timeout:.0f} s",
+            hint="ranks may wait for each other, or the model is large: try --timeout or --reduced",
+        ) from error
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise
+    return stderr
+
+
+def _finding(output: Path, index: int, rank: int, folder: Path, stderr: str) -> Finding:
+    path = output / f"{index}.{rank}.json"
+    if not path.is_file():
+        raise _failure(output, folder, stderr)
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if "error" in found:
+        raise _failure(output, folder, stderr)
+    return Finding(
+        rank=rank,
+        loss=found["loss"],
+        errors=found["errors"],
+        held=tuple(found["held"]),
+    )
+
+
+def _failure(output: Path, folder: Path, stderr: str) -> VerificationError:
+    """Error of the first rank that failed by itself."""
+    failed = []
+    for path in sorted(output.glob("*.json")):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if "error" in found:
+            failed.append((path.stat().st_mtime_ns, path, found))
+    if failed:
+        _, path, found = min(failed, key=lambda item: item[0])
+        rank = path.name.split(".")[1]
+        message = f"rank {rank} of the program in {folder} failed: {_one_line(found['error'])}"
+        return VerificationError(message, details={"traceback": found["traceback"]})
+    tail = [line for line in stderr.splitlines() if re.search(r"Error|error", line)]
+    reason = _one_line(tail[-1]) if tail else "it ended without a word"
+    return VerificationError(
+        f"the ranks of the program in {folder} failed: {reason}",
+        details={"stderr": stderr[-4000:]},
+    )
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:400]

@@ -1,0 +1,97 @@
+"""`verify`: one step of a program on CPU ranks against the unsharded model."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from autoplan.capture import ModelSource, model_from_record
+from autoplan.emit import emit_program
+from autoplan.ir.plan import Plan
+from autoplan.plan_file import read_plan
+from autoplan.verify.compare import VerifyReport, compare
+from autoplan.verify.launch import run_programs
+from autoplan.verify.precision import in_float32
+from autoplan.verify.reduced import reduced_plan
+from autoplan.verify.reference import write_reference
+
+__all__ = ["MAX_PARAMETERS", "MAX_RANKS", "verify"]
+
+MAX_RANKS = 8
+"""Ranks that one machine is asked to run."""
+MAX_PARAMETERS = 60_000_000
+"""Elements of the largest model that is verified at its own size."""
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Subject:
+    """What is run: a plan, its model, and the folder that has its program (None: emit it)."""
+
+    plan: Plan
+    source: ModelSource
+    folder: Path | None
+    reduced: str
+
+
+def verify(
+    directory: Path,
+    *,
+    full: bool = False,
+    reduced: bool = False,
+    timeout: float = 600.0,
+    trust_remote_code: bool = False,
+    progress: Progress = lambda message: None,
+) -> VerifyReport:
+    """Report on the program in ``directory`` (or its plan.json).
+
+    One step over the whole global batch in float32, dropout off: the loss and every gradient
+    must equal the unsharded model's, or VerificationError says which does not. A plan too
+    large for this machine is verified at a reduced size, as the report says; ``full`` forbids
+    that and ``reduced`` asks for it.
+    ``timeout`` is seconds for the ranks.
+    """
+    if directory.name == "plan.json":
+        directory = directory.parent
+    plan = read_plan(directory)
+    source = model_from_record(plan.model, trust_remote_code=trust_remote_code)
+    subject = _subject(plan, source, directory, full=full, reduced=reduced)
+    if subject.reduced:
+        progress(subject.reduced)
+    with tempfile.TemporaryDirectory(prefix="autoplan-verify-") as name:
+        work = Path(name)
+        folder = subject.folder
+        if folder is None:
+            folder = work / "program"
+            emit_program(subject.plan, folder)
+        progress("running the unsharded model")
+        reference = work / "reference.pt"
+        loss = write_reference(subject.source, subject.plan, reference)
+        mesh = subject.plan.mesh
+        ranks = mesh.pp * mesh.dp_replicate * mesh.dp_shard * mesh.tp
+        progress(f"running the program on {ranks} ranks")
+        (findings,) = run_programs(
+            [(folder.resolve(), reference)], ranks=ranks, work=work, timeout=timeout
+        )
+    return compare(subject.plan, findings, loss, reduced=subject.reduced)
+
+
+def _subject(
+    plan: Plan, source: ModelSource, directory: Path, *, full: bool, reduced: bool
+) -> _Subject:
+    mesh = plan.mesh
+    ranks = mesh.pp * mesh.dp_replicate * mesh.dp_shard * mesh.tp
+    large = ranks > MAX_RANKS or plan.model.num_parameters > MAX_PARAMETERS
+    if reduced or (large and not full):
+        small = reduced_plan(plan, source, max_parameters=MAX_PARAMETERS)
+        return _Subject(
+            plan=in_float32(small.plan), source=small.source, folder=None, reduced=small.note
+        )
+    wide = in_float32(plan)
+    note = "" if wide is plan else "the program was written again in float32"
+    return _Subject(
+        plan=wide, source=source, folder=directory if wide is plan else None, reduced=note
+    )

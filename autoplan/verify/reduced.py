@@ -1,0 +1,180 @@
+"""A plan at a size this machine can run: the same program, narrower, with fewer ranks.
+
+Degrees are clipped to 2, so that every axis of the plan stays an axis. The model is the same
+architecture, narrow and a few layers deep; its block classes must have the same operators,
+in the same order, as the plan's, and each gets the strategy the plan chose for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from autoplan.capture import ModelSource, capture
+from autoplan.errors import UsageError
+from autoplan.ir.graph import BlockClass, Graph
+from autoplan.ir.placement import Placement, parse_placement
+from autoplan.ir.plan import (
+    BlockClassRecord,
+    GraphRecord,
+    MeshRecord,
+    PipelineRecord,
+    Plan,
+    StageRecord,
+)
+from autoplan.ir.record import graph_to_record, strategies_from_record
+from autoplan.ir.strategy import OpStrategy
+from autoplan.rules import strategies
+
+__all__ = ["Reduced", "reduced_plan"]
+
+_LAYERS = 4
+_SEQ_LEN = 64
+_DEGREE = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduced:
+    """A reduced plan, its model, and one sentence that says what is reduced."""
+
+    plan: Plan
+    source: ModelSource
+    note: str
+
+
+def reduced_plan(plan: Plan, source: ModelSource, *, max_parameters: int) -> Reduced:
+    """Reduced form of a plan; UsageError where its model has none."""
+    mesh = MeshRecord(**{axis: min(d, _DEGREE) for axis, d in plan.mesh.model_dump().items()})
+    small = source.reduced(layers=_LAYERS, tp=mesh.tp)
+    if small is None and plan.model.num_parameters > max_parameters:
+        raise UsageError(
+            f"{plan.model.spec} has {plan.model.num_parameters:,} parameters and no reduced form",
+            hint="verify --full on a machine with enough memory, or solve a smaller model",
+        )
+    seq_len = plan.workload.seq_len if small is None else min(plan.workload.seq_len, _SEQ_LEN)
+    model = small or source
+    captured = capture(model, seq_len=seq_len, dtype=plan.graph.dtype)
+    graph = captured.at(plan.pipeline.micro_batch_size)
+    _check_same(graph, plan.graph)
+    microbatches = min(plan.pipeline.microbatches, 2 * mesh.pp)
+    batch = plan.pipeline.micro_batch_size * microbatches * mesh.dp_replicate * mesh.dp_shard
+    ranks = mesh.pp * mesh.dp_replicate * mesh.dp_shard * mesh.tp
+    reduced = plan.model_copy(
+        update={
+            "model": captured.record(),
+            "mesh": mesh,
+            "workload": plan.workload.model_copy(
+                update={"global_batch": batch, "seq_len": seq_len}
+            ),
+            "pipeline": PipelineRecord(
+                schedule=plan.pipeline.schedule,
+                microbatches=microbatches,
+                micro_batch_size=plan.pipeline.micro_batch_size,
+                stages=_even_stages(len(graph.instances), mesh.pp),
+            ),
+            "cluster": plan.cluster.model_copy(update={"nodes": 1, "ranks_per_node": ranks}),
+            "graph": _graph_record(graph, plan.graph, mesh.tp),
+        }
+    )
+    note = _note(plan, reduced, changed=small is not None)
+    return Reduced(plan=reduced, source=model, note=note)
+
+
+def _note(plan: Plan, reduced: Plan, *, changed: bool) -> str:
+    degrees = ", ".join(
+        f"{axis} {now} of {before}" if now != before else f"{axis} {now}"
+        for (axis, before), now in zip(
+            plan.mesh.model_dump().items(), reduced.mesh.model_dump().values(), strict=True
+        )
+        if before > 1
+    )
+    parts = [f"verified at reduced size: {degrees or '1 rank'}"]
+    if changed:
+        count = reduced.model.num_parameters
+        parts.append(
+            f"a narrow model of {len(reduced.graph.instances)} blocks ({count:,} of "
+            f"{plan.model.num_parameters:,} parameters), sequence {reduced.workload.seq_len}"
+        )
+    return "; ".join(parts)
+
+
+def _check_same(graph: Graph, record: GraphRecord) -> None:
+    """The reduced model has the plan's block classes, operator by operator."""
+    if len(graph.classes) != len(record.classes):
+        raise _unlike(f"{len(graph.classes)} kinds of block instead of {len(record.classes)}")
+    for block, planned in zip(graph.classes, record.classes, strict=True):
+        targets = [op.target for op in block.ops]
+        if targets != [op.target for op in planned.ops]:
+            raise _unlike(f"other operators in {block.name}")
+        if len(block.parameters) != len(planned.parameters):
+            raise _unlike(f"other parameters in {block.name}")
+
+
+def _unlike(what: str) -> UsageError:
+    return UsageError(
+        f"the reduced model differs from the plan's: {what}",
+        hint="verify --full runs the plan's own size",
+    )
+
+
+def _even_stages(blocks: int, stages: int) -> tuple[StageRecord, ...]:
+    cuts = [round(index * blocks / stages) for index in range(stages + 1)]
+    return tuple(StageRecord(first=first, last=last) for first, last in pairwise(cuts))
+
+
+def _graph_record(graph: Graph, planned: GraphRecord, ranks: int) -> GraphRecord:
+    chosen = strategies_from_record(planned)
+    matched = tuple(
+        _match(block, record, of_class, ranks)
+        for block, record, of_class in zip(graph.classes, planned.classes, chosen, strict=True)
+    )
+    boundaries = tuple(
+        (
+            tuple(map(parse_placement, record.boundary_in)),
+            tuple(map(parse_placement, record.boundary_out)),
+        )
+        for record in planned.classes
+    )
+    return graph_to_record(
+        graph,
+        strategies=matched,
+        boundaries=boundaries,
+        placements=_placements(graph, planned),
+    )
+
+
+def _match(
+    block: BlockClass, record: BlockClassRecord, chosen: dict[str, OpStrategy], ranks: int
+) -> dict[str, OpStrategy]:
+    """For each operator the legal strategy with the placements the plan chose."""
+    matched = {}
+    for op, planned in zip(block.ops, record.ops, strict=True):
+        wanted = chosen[planned.name]
+        found = [
+            strategy
+            for strategy in strategies(op, block, ranks)
+            if (strategy.inputs, strategy.outputs, strategy.call)
+            == (wanted.inputs, wanted.outputs, wanted.call)
+        ]
+        if not found:
+            raise _unlike(f"{block.name}.{op.name} can't run as {wanted} on {ranks} ranks")
+        matched[op.name] = found[0]
+    return matched
+
+
+def _placements(graph: Graph, planned: GraphRecord) -> dict[str, tuple[Placement, bool]]:
+    """Storage by FQN, as the plan stores what the same name of the same class stands for."""
+    parameters = {parameter.fqn: parameter for parameter in planned.parameters}
+    by_class: dict[int, tuple[str, ...]] = {}
+    for instance in planned.instances:
+        by_class.setdefault(instance.block_class, instance.parameters)
+    placements: dict[str, tuple[Placement, bool]] = {}
+    for bound in graph.instances:
+        for fqn, same in zip(bound.parameters, by_class[bound.block_class], strict=True):
+            record = parameters[same]
+            before = placements.get(fqn, (None, False))
+            placements[fqn] = (
+                parse_placement(record.placement),
+                record.partial_grad or before[1],
+            )
+    return placements
