@@ -66,7 +66,9 @@ class Mesh:
         order = list(MeshAxis)
         return math.prod(degrees[inner] for inner in order[order.index(axis) + 1 :])
 
-    def group(self, axis: MeshAxis, ranks_per_node: int, *, through: MeshAxis | None = None) -> Group:
+    def group(
+        self, axis: MeshAxis, ranks_per_node: int, *, through: MeshAxis | None = None
+    ) -> Group:
         """The group of ``axis`` (or of the axes from ``axis`` in to ``through``) that spreads most.
 
         Ranks fill nodes in order, so a group lies inside a node when its span does.

@@ -26,8 +26,8 @@ __all__ = [
     "ModelRecord",
     "OpRecord",
     "ParameterRecord",
-    "PipelineRecord",
     "PinRecord",
+    "PipelineRecord",
     "Plan",
     "PredictionRecord",
     "SourceRecord",
@@ -330,5 +330,9 @@ class Plan(_Record):
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        axes = " x ".join(f"{a} {d}" for a, d in self.mesh.model_dump().items() if d > 1) or "1 rank"
-        return f"{self.graph.name} on {self.cluster.spec}: {axes}, {self.prediction.step_time:.4g} s"
+        axes = (
+            " x ".join(f"{a} {d}" for a, d in self.mesh.model_dump().items() if d > 1) or "1 rank"
+        )
+        return (
+            f"{self.graph.name} on {self.cluster.spec}: {axes}, {self.prediction.step_time:.4g} s"
+        )

@@ -1,0 +1,85 @@
+"""The plan as one JSON document: stable keys, SI units, no NaN."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from autoplan.ir.plan import BaselineRecord, Plan
+
+__all__ = ["plan_summary", "provenance_counts"]
+
+
+def plan_summary(
+    plan: Plan, *, capture_time: float | None = None, solve_time: float | None = None
+) -> dict[str, object]:
+    """Document for ``--json``: seconds, bytes, FLOP.
+
+    The two times are those of the run at hand; they're no part of a plan, so that equal
+    input gives an equal file, and ``None`` when a plan is read back.
+    """
+    prediction = plan.prediction
+    return {
+        "schema_version": plan.schema_version,
+        "autoplan_version": plan.autoplan_version,
+        "model": {
+            "name": plan.graph.name,
+            "spec": plan.model.spec,
+            "num_parameters": plan.model.num_parameters,
+            "digest": plan.model.digest,
+        },
+        "workload": plan.workload.model_dump(mode="json"),
+        "cluster": {
+            "spec": plan.cluster.spec,
+            "accelerator": plan.cluster.accelerator,
+            "nodes": plan.cluster.nodes,
+            "ranks_per_node": plan.cluster.ranks_per_node,
+            "memory": plan.cluster.memory,
+            "digest": plan.cluster.digest,
+            "profile_digest": plan.cluster.profile_digest,
+        },
+        "step_time": prediction.step_time,
+        "lower_bound": prediction.lower_bound,
+        "gap": prediction.gap,
+        "termination": prediction.termination,
+        "tokens_per_second": prediction.tokens_per_second,
+        "samples_per_second": prediction.samples_per_second,
+        "mfu": prediction.mfu,
+        "flop_per_step": prediction.flop_per_step,
+        "peak_memory": prediction.peak_memory,
+        "memory_limit": prediction.memory_limit,
+        "mesh": plan.mesh.model_dump(mode="json"),
+        "pipeline": {
+            "schedule": plan.pipeline.schedule,
+            "microbatches": plan.pipeline.microbatches,
+            "micro_batch_size": plan.pipeline.micro_batch_size,
+            "stages": [
+                {"first": stage.first, "last": stage.last} for stage in plan.pipeline.stages
+            ],
+        },
+        "zero": plan.zero,
+        "recompute": plan.recompute,
+        "time": prediction.time.model_dump(mode="json"),
+        "memory": [stage.model_dump(mode="json") for stage in prediction.stages],
+        "baselines": {baseline.name: _baseline(baseline) for baseline in plan.baselines},
+        "considered": [candidate.model_dump(mode="json") for candidate in plan.considered],
+        "pins": {pin.name: pin.value for pin in plan.pins},
+        "notes": list(plan.notes),
+        "capture_time": capture_time,
+        "solve_time": solve_time,
+        "provenance": {
+            "counts": provenance_counts(plan),
+            "sources": [source.model_dump(mode="json") for source in plan.cluster.sources],
+        },
+    }
+
+
+def provenance_counts(plan: Plan) -> dict[str, int]:
+    """How many hardware numbers were measured, come from the catalogue, or are defaults."""
+    counts = Counter(source.provenance for source in plan.cluster.sources)
+    return {kind: counts[kind] for kind in ("measured", "catalogue", "default")}
+
+
+def _baseline(baseline: BaselineRecord) -> float | str:
+    if baseline.step_time is None:
+        return baseline.reason or "not priced"
+    return baseline.step_time

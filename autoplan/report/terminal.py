@@ -1,0 +1,324 @@
+"""The report of a plan for a terminal: the answer first, then why.
+
+80 columns; plain ASCII where the stream can't show more; colour is never the only sign.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+from rich.console import Console
+from rich.text import Text
+
+from autoplan.ir.plan import Plan
+from autoplan.report.sharding import block_sharding
+from autoplan.report.summary import provenance_counts
+from autoplan.units import format_bytes, format_count, format_time
+
+__all__ = ["print_report", "report_lines"]
+
+_MAX_CANDIDATES = 8
+_LABEL = 12
+_BAR = 30
+
+_TIME_PARTS = {
+    "compute": "compute",
+    "recompute": "recompute",
+    "exposed_tp": "tensor-parallel collectives",
+    "exposed_dp": "gradient and parameter sync",
+    "exposed_pp": "pipeline transfers",
+    "bubble": "pipeline bubble",
+    "optimizer": "optimizer",
+}
+_MEMORY_PARTS = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer": "optimizer",
+    "activations": "activations",
+    "transient": "transient",
+    "buffers": "buffers",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Glyphs:
+    times: str
+    dot: str
+    bar: str
+    chosen: str
+    refused: str
+
+
+_UNICODE = _Glyphs(times="\u00d7", dot="\u00b7", bar="\u2588", chosen="\u2714", refused="\u2717")
+_ASCII = _Glyphs(times="x", dot="-", bar="#", chosen="*", refused="!")
+
+
+def print_report(
+    plan: Plan,
+    stream: TextIO,
+    *,
+    where: str = "",
+    capture_time: float | None = None,
+    solve_time: float | None = None,
+) -> None:
+    """Write the report of ``plan``; ``where`` is the plan's file or folder if it has one."""
+    console = Console(file=stream, highlight=False, markup=False, emoji=False)
+    width = max(60, min(console.width, 100)) if stream.isatty() else 80
+    unicode = (stream.encoding or "").lower().replace("-", "").startswith("utf")
+    lines = report_lines(
+        plan,
+        width=width,
+        unicode=unicode,
+        where=where,
+        capture_time=capture_time,
+        solve_time=solve_time,
+    )
+    for line in lines:
+        console.print(_styled(line), soft_wrap=True)
+
+
+def report_lines(
+    plan: Plan,
+    *,
+    width: int = 80,
+    unicode: bool = True,
+    where: str = "",
+    capture_time: float | None = None,
+    solve_time: float | None = None,
+) -> list[str]:
+    """Lines of the report, none wider than ``width``."""
+    glyphs = _UNICODE if unicode else _ASCII
+    sections: list[Iterable[str]] = [
+        _title(plan, glyphs),
+        _answer(plan, glyphs, capture_time, solve_time),
+        _mesh(plan, glyphs),
+        _time(plan, glyphs),
+        _memory(plan, glyphs),
+        _stages(plan),
+        _considered(plan, glyphs),
+        _sharding(plan, glyphs),
+        _notes(plan),
+        _next(plan, where),
+    ]
+    lines: list[str] = []
+    for section in sections:
+        block = [piece for line in section for piece in _fold(line, width)]
+        if block:
+            lines += [*block, ""]
+    return lines[:-1]
+
+
+def _styled(line: str) -> Text:
+    text = Text(line)
+    if line[:1].strip():  # a heading: starts in the first column
+        text.stylize("bold", 0, min(_LABEL, len(line)))
+    return text
+
+
+def _fold(line: str, width: int) -> list[str]:
+    if len(line) <= width:
+        return [line.rstrip()]
+    body = line.lstrip()
+    hanging = _LABEL if not line.startswith(" ") else len(line) - len(body) + 2
+    return textwrap.wrap(line, width, subsequent_indent=" " * hanging, drop_whitespace=True)
+
+
+def _row(label: str, *items: str) -> str:
+    return f"{label:<{_LABEL}}" + "   ".join(item for item in items if item)
+
+
+def _title(plan: Plan, glyphs: _Glyphs) -> list[str]:
+    cluster, workload = plan.cluster, plan.workload
+    ranks = cluster.nodes * cluster.ranks_per_node
+    nodes = f"{cluster.nodes} node" + ("s" if cluster.nodes > 1 else "")
+    parts = [
+        plan.graph.name,
+        f"{ranks} {glyphs.times} {cluster.accelerator}",
+        nodes,
+        f"seq {workload.seq_len}" if workload.seq_len else "",
+        f"global batch {workload.global_batch}",
+    ]
+    return [f"autoplan    {f' {glyphs.dot} '.join(part for part in parts if part)}"]
+
+
+def _answer(
+    plan: Plan, glyphs: _Glyphs, capture_time: float | None, solve_time: float | None
+) -> list[str]:
+    prediction = plan.prediction
+    rate = (
+        f"{format_count(prediction.tokens_per_second)} tokens/s"
+        if plan.workload.seq_len
+        else f"{format_count(prediction.samples_per_second)} samples/s"
+    )
+    peak = format_bytes(prediction.peak_memory)
+    took = " + ".join(
+        f"{what} {format_time(seconds)}"
+        for what, seconds in (("capture", capture_time), ("solve", solve_time))
+        if seconds is not None
+    )
+    bound = format_time(prediction.lower_bound)
+    if prediction.gap <= 0:
+        optimality = f"no better plan in this search space (bound {bound})"
+    else:
+        optimality = (
+            f"within {prediction.gap:.1%} of the best plan in this search space (bound {bound})"
+        )
+    ended = {
+        "optimal": "",
+        "time_limit": "stopped at the time limit",
+        "interrupted": "stopped by an interrupt",
+    }[prediction.termination]
+    return [
+        _row("step time", format_time(prediction.step_time), rate, f"MFU {prediction.mfu:.1%}"),
+        _row("memory", f"{peak} of {format_bytes(prediction.memory_limit)} on the fullest rank"),
+        _row("optimality", optimality),
+        *([_row("", ended)] if ended else []),
+        *([_row("took", took)] if took else []),
+    ]
+
+
+def _mesh(plan: Plan, glyphs: _Glyphs) -> list[str]:
+    degrees = [f"{axis} {size}" for axis, size in plan.mesh.model_dump().items() if size > 1]
+    pipeline = plan.pipeline
+    plural = "" if pipeline.microbatches == 1 else "es"
+    schedule = "" if pipeline.schedule == "none" else f"schedule {pipeline.schedule}"
+    pins = ", ".join(f"{pin.name} {pin.value}" for pin in plan.pins)
+    return [
+        _row("mesh", f" {glyphs.times} ".join(degrees) or "1 rank"),
+        _row(
+            "settings",
+            f"{pipeline.microbatches} microbatch{plural} of {pipeline.micro_batch_size}",
+            schedule,
+            f"ZeRO {plan.zero}",
+            f"recompute {plan.recompute}",
+            plan.workload.dtype,
+        ),
+        *([_row("fixed", f"{pins} (by the user)")] if pins else []),
+    ]
+
+
+def _time(plan: Plan, glyphs: _Glyphs) -> list[str]:
+    prediction = plan.prediction
+    lines = [f"{'where the time goes':<31}{format_time(prediction.step_time):>9}"]
+    for part, seconds in prediction.time.model_dump().items():
+        if seconds <= 0:
+            continue
+        share = seconds / prediction.step_time if prediction.step_time else 0.0
+        bar = glyphs.bar * round(share * _BAR)
+        name = _TIME_PARTS.get(part, part)
+        lines.append(f"  {name:<28} {format_time(seconds):>9} {share:>7.1%}  {bar}")
+    return lines
+
+
+def _memory(plan: Plan, glyphs: _Glyphs) -> list[str]:
+    stages = plan.prediction.stages
+    if not stages:
+        return []
+    index = max(range(len(stages)), key=lambda i: stages[i].peak)
+    where = f" (stage {index})" if len(stages) > 1 else ""
+    peak = stages[index].peak
+    lines = [f"{'memory per rank' + where:<31}{format_bytes(peak):>9}".rstrip()]
+    for part, name in _MEMORY_PARTS.items():
+        size = getattr(stages[index], part)
+        if not size:
+            continue
+        share = size / peak if peak else 0.0
+        bar = glyphs.bar * round(share * _BAR)
+        lines.append(f"  {name:<28} {format_bytes(size):>9} {share:>7.1%}  {bar}")
+    return lines
+
+
+def _stages(plan: Plan) -> list[str]:
+    if len(plan.pipeline.stages) < 2:
+        return []
+    lines = ["stages"]
+    for index, (stage, memory) in enumerate(
+        zip(plan.pipeline.stages, plan.prediction.stages, strict=True)
+    ):
+        first, last = plan.graph.instances[stage.first], plan.graph.instances[stage.last - 1]
+        names = first.name if stage.last - stage.first == 1 else f"{first.name} to {last.name}"
+        count = stage.last - stage.first
+        blocks = f"{count} block" + ("s" if count > 1 else "")
+        lines.append(f"  {index:<4} {blocks:<10} {format_bytes(memory.peak):>9}   {names}")
+    return lines
+
+
+def _considered(plan: Plan, glyphs: _Glyphs) -> list[str]:
+    shown = plan.considered[:_MAX_CANDIDATES]
+    rows = [(c.label, c.step_time, c.peak_memory, c.reason) for c in shown]
+    lines = _table("considered", rows, plan, glyphs)
+    hidden = len(plan.considered) - len(shown)
+    if hidden:
+        lines.append(f"    and {hidden} more in the plan file")
+    rows = [(b.name, b.step_time, b.peak_memory, b.reason) for b in plan.baselines]
+    return lines + _table("baselines", rows, plan, glyphs)
+
+
+def _table(
+    title: str,
+    rows: Sequence[tuple[str, float | None, int | None, str]],
+    plan: Plan,
+    glyphs: _Glyphs,
+) -> list[str]:
+    if not rows:
+        return []
+    width = min(42, max(len(name) for name, *_ in rows))
+    lines = [title]
+    best = plan.prediction.step_time
+    for name, seconds, memory, reason in rows:
+        if seconds is None:
+            lines.append(f"  {glyphs.refused} {name:<{width}}  {reason or 'not priced'}")
+            continue
+        mark = glyphs.chosen if seconds <= best * (1 + 1e-9) else " "
+        change = f"{seconds / best - 1:+.1%}" if abs(seconds / best - 1) >= 5e-4 else ""
+        size = "" if memory is None else format_bytes(memory)
+        row = f"  {mark} {name:<{width}}  {format_time(seconds):>9}  {size:>9}"
+        lines.append(f"{row}  {change or reason}")
+    return lines
+
+
+def _sharding(plan: Plan, glyphs: _Glyphs) -> list[str]:
+    block = block_sharding(plan)
+    if block is None:
+        return []
+    copies = f" (1 of {block.copies} alike)" if block.copies > 1 else ""
+    lines = [f"tensor parallel in {block.name}{copies}"]
+    for text, names in _grouped(block.sharded).items():
+        lines.append(f"  {text:<8} {', '.join(names)}")
+    if block.replicated:
+        lines.append(f"  {'R':<8} the other {block.replicated} parameters")
+    for name, counts in (("forward", block.forward), ("backward", block.backward)):
+        words = ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "no collective"
+        lines.append(f"  {name:<8} {words} for each microbatch")
+    return lines
+
+
+def _grouped(placed: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    for name, text in placed:
+        groups.setdefault(text, []).append(name)
+    return groups
+
+
+def _notes(plan: Plan) -> list[str]:
+    counts = provenance_counts(plan)
+    numbers = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+    lines = [_row("numbers", f"of the hardware: {numbers or 'none recorded'}")]
+    if not counts["measured"]:
+        lines.append(_row("", "none is measured, so expect step times to be off"))
+    return lines + [_row("note", note) for note in dict.fromkeys(plan.notes)]
+
+
+def _next(plan: Plan, where: str) -> list[str]:
+    if not where:
+        return [_row("next", "add  -o DIR  to write the plan and its program")]
+    per_node = plan.cluster.ranks_per_node
+    nodes = "--standalone" if plan.cluster.nodes == 1 else f"--nnodes {plan.cluster.nodes}"
+    return [
+        _row("plan", where),
+        _row("next", f"autoplan verify {where}"),
+        _row("", f"torchrun {nodes} --nproc-per-node {per_node} {where}/train.py"),
+    ]

@@ -1,0 +1,335 @@
+"""The grammar of the command line: commands, options, help texts, near matches.
+
+Options have long names only, besides ``-o -q -v``; ``_`` may be written for ``-`` in them.
+Nothing heavy is imported here, so that help is instant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from autoplan._version import __version__
+from autoplan.errors import UsageError
+from autoplan.units import parse_bytes
+
+__all__ = ["COMMANDS", "build_parser", "parse"]
+
+EXIT_CODES = """\
+exit codes:
+  0    success
+  1    a bug of autoplan
+  2    wrong arguments
+  3    no plan fits
+  4    the time limit passed before any plan was found
+  5    the model can't be captured
+  6    a file is unreadable or fails validation
+  7    the cluster at hand differs from the plan's
+  8    the program differs from the unsharded model
+  130  interrupted"""
+
+EXAMPLES = """\
+examples:
+  autoplan solve llama3-8b --cluster 8xh100 --global-batch 512 --seq-len 4096 -o plan
+  autoplan solve model.py:make --cluster cpu:2 --global-batch 8 --seq-len 64
+  autoplan show plan
+  autoplan verify plan
+  torchrun --nproc-per-node 8 plan/train.py"""
+
+SOLVE_EXAMPLES = """\
+examples:
+  autoplan solve gpt2 --cluster cpu:2 --global-batch 8 --seq-len 128 -o plan
+  autoplan solve llama3-70b --cluster 8x8xh100 --global-batch 1024 --seq-len 8192 --tp 8
+  autoplan solve ./config.json --set n_layer=2 --cluster 8xh100 --global-batch 64"""
+
+COMMANDS = {
+    "solve": "find the fastest plan that fits, and write its program",
+    "show": "print the report of a plan",
+    "check": "validate a plan file again, without solver or torch",
+    "emit": "write the program of a plan",
+    "verify": "run a program on CPU ranks and compare with the unsharded model",
+    "profile": "measure this machine's CPU as a cluster",
+    "hardware": "list the accelerators of the catalogue, or show one",
+    "env": "print versions and settings for a bug report",
+}
+
+# What people coming from other tools type, and what it's called here.
+_FOREIGN = {
+    "--gpus": "--cluster 8xh100",
+    "--hardware": "--cluster 8xh100",
+    "--nproc-per-node": "--cluster 8xh100",
+    "--batch-size": "--global-batch",
+    "--global-batch-size": "--global-batch",
+    "--sequence-length": "--seq-len",
+    "--tensor-model-parallel-size": "--tp",
+    "--tensor-parallel-degree": "--tp",
+    "--pipeline-model-parallel-size": "--pp",
+    "--pipeline-parallel-degree": "--pp",
+    "--data-parallel-shard-degree": "--dp-shard",
+    "--data-parallel-replicate-degree": "--dp-replicate",
+    "--train-micro-batch-size-per-gpu": "--micro-batch-size",
+    "--zero-stage": "--zero",
+    "--output": "-o",
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    def __init__(self, *, prog: str, description: str, epilog: str = "") -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog=epilog,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, hint=f"{self.prog} --help")
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parsed arguments; raises `UsageError` with a near match for what is unknown."""
+    if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
+        near = _near(argv[0], COMMANDS)
+        raise UsageError(f"unknown command {argv[0]!r}", hint=near or "autoplan --help")
+    top, commands = build_parser()
+    parser = commands[argv[0]] if argv and argv[0] in commands else top
+    return top.parse_args(_normalised(argv, parser))
+
+
+def _normalised(argv: Sequence[str], parser: _Parser) -> list[str]:
+    known = set(re.findall(r"(?<!\S)--?[a-z][a-z-]*", parser.format_help()))
+    result = []
+    for token in argv:
+        if token == "--":
+            break
+        name, equals, value = token.partition("=")
+        if name.startswith("--"):
+            name = name.replace("_", "-")
+            if name not in known:
+                raise UsageError(
+                    f"unknown option {name}", hint=_near(name, known) or f"{parser.prog} --help"
+                )
+        result.append(name + equals + value)
+    return result + list(argv[len(result) :])
+
+
+def _near(word: str, known: Sequence[str] | set[str] | dict[str, str]) -> str:
+    names = {name.lstrip("-"): name for name in sorted(known)}
+    names |= {name.lstrip("-"): target for name, target in _FOREIGN.items()}
+    match = difflib.get_close_matches(word.lstrip("-"), names, n=1, cutoff=0.6)
+    return f"did you mean {names[match[0]]}?" if match else ""
+
+
+def build_parser() -> tuple[_Parser, dict[str, _Parser]]:
+    """The parser, and the parser of each command by name."""
+    top = _Parser(
+        prog="autoplan",
+        description="Automatic parallel plans for training PyTorch models.",
+        epilog=f"{EXAMPLES}\n\n{EXIT_CODES}",
+    )
+    top.add_argument("--version", action="version", version=f"autoplan {__version__}")
+    sub = top.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    add: dict[str, Callable[[argparse.ArgumentParser], None]] = {
+        "solve": _solve,
+        "show": _plan,
+        "check": _plan,
+        "emit": _emit,
+        "verify": _verify,
+        "profile": _profile,
+        "hardware": _hardware,
+        "env": _env,
+    }
+    parsers = {}
+    for name, text in COMMANDS.items():
+        epilog = f"{SOLVE_EXAMPLES}\n\n{EXIT_CODES}" if name == "solve" else EXIT_CODES
+        parser = sub.add_parser(
+            name,
+            prog=f"autoplan {name}",
+            help=text,
+            description=text[0].upper() + text[1:] + ".",
+            epilog=epilog,
+        )
+        add[name](parser)
+        _output(parser)
+        parsers[name] = parser
+    return top, parsers
+
+
+def _output(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("output")
+    group.add_argument("--json", action="store_true", help="one JSON document on stdout, SI units")
+    group.add_argument("-q", "--quiet", action="store_true", help="no progress on stderr")
+    group.add_argument(
+        "-v", "--verbose", action="count", default=0, help="log to stderr; -vv adds tracebacks"
+    )
+
+
+def _solve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="built-in name (llama3-8b), config.json or its folder, or file.py:factory",
+    )
+    work = parser.add_argument_group("what is trained, and where")
+    work.add_argument(
+        "--cluster",
+        required=True,
+        metavar="SPEC",
+        help="8xh100, 16x8xh100 (nodes x ranks), cpu:2, or a cluster file",
+    )
+    work.add_argument(
+        "--global-batch", required=True, type=_positive, metavar="N", help="sequences a step"
+    )
+    work.add_argument(
+        "--seq-len",
+        type=_positive,
+        metavar="S",
+        help="tokens a sequence (default: the longest the model's configuration allows)",
+    )
+    work.add_argument(
+        "--dtype",
+        type=_one_of("bf16", "fp32"),
+        metavar="{bf16,fp32}",
+        help="default: bf16, fp32 on a CPU or where the device has no bf16",
+    )
+    work.add_argument(
+        "--optimizer",
+        type=_one_of("adamw", "sgd"),
+        default="adamw",
+        metavar="{adamw,sgd}",
+        help="default: adamw",
+    )
+    work.add_argument(
+        "--profile", type=Path, metavar="FILE", help="measured profile (autoplan profile)"
+    )
+    work.add_argument(
+        "--set",
+        action="append",
+        type=_assignment,
+        default=[],
+        metavar="KEY=VALUE",
+        help="override one field of the model's configuration; may be repeated",
+    )
+    _trust(work)
+    pins = parser.add_argument_group("decisions to fix (default: the planner chooses)")
+    for name in ("tp", "pp", "dp-shard", "dp-replicate"):
+        pins.add_argument(f"--{name}", type=_positive, metavar="N", help=f"degree of {name}")
+    pins.add_argument("--micro-batch-size", type=_positive, metavar="N", help="sequences at once")
+    pins.add_argument(
+        "--recompute", type=_one_of("none", "full"), metavar="{none,full}", help="of activations"
+    )
+    pins.add_argument(
+        "--schedule", type=_one_of("gpipe", "1f1b"), metavar="{gpipe,1f1b}", help="of the pipeline"
+    )
+    pins.add_argument(
+        "--zero",
+        type=_one_of("0", "1", "2", "3"),
+        metavar="{0,1,2,3}",
+        help="0 whole states, 1 optimizer sharded, 2 + gradients, 3 + parameters",
+    )
+    limits = parser.add_argument_group("limits")
+    limits.add_argument(
+        "--time-limit",
+        type=_seconds,
+        default=60.0,
+        metavar="SECONDS",
+        help="for the search (default: 60); the best plan so far is kept",
+    )
+    limits.add_argument(
+        "--memory-limit", type=_size, metavar="SIZE", help='of a rank, e.g. "70 GiB"'
+    )
+    parser.add_argument(
+        "-o", dest="output", type=Path, metavar="DIR", help="write the program and plan.json here"
+    )
+
+
+def _trust(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--trust-remote-code", action="store_true", help="run code that comes with the model"
+    )
+
+
+def _plan(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", type=Path, metavar="PLAN", help="plan.json or its folder")
+
+
+def _emit(parser: argparse.ArgumentParser) -> None:
+    _plan(parser)
+    parser.add_argument(
+        "-o", dest="output", type=Path, required=True, metavar="DIR", help="folder of the program"
+    )
+
+
+def _verify(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", type=Path, metavar="DIR", help="folder of the program")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--full", action="store_true", help="the model at its own size")
+    size.add_argument(
+        "--reduced", action="store_true", help="fewer and narrower layers (default: if large)"
+    )
+    _trust(parser)
+
+
+def _profile(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--cluster", required=True, metavar="cpu:N", help="ranks to measure")
+    parser.add_argument(
+        "-o", dest="output", type=Path, required=True, metavar="FILE", help="profile to write"
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer sizes and repeats")
+
+
+def _hardware(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", metavar="NAME", help="accelerator, e.g. h100")
+
+
+def _env(parser: argparse.ArgumentParser) -> None:
+    del parser  # no arguments of its own
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def convert(text: str) -> str:
+        if text in choices:
+            return text
+        near = difflib.get_close_matches(text, choices, n=1)
+        suffix = f"; did you mean {near[0]}?" if near else ""
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(choices)}{suffix}")
+
+    return convert
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return value
+
+
+def _size(text: str) -> int:
+    try:
+        size = parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if size < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is less than one byte")
+    return size
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    return key, value

@@ -1,0 +1,158 @@
+"""``autoplan solve``: model and cluster to plan, report and program."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from autoplan.cli.outcome import Outcome, Progress
+from autoplan.errors import UsageError
+from autoplan.ir.hardware import Cluster
+from autoplan.ir.plan import Json, Plan, WorkloadRecord
+
+if TYPE_CHECKING:
+    from autoplan.capture import ModelSource
+
+__all__ = ["default_dtype", "run", "write_program"]
+
+_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+_PINS = (
+    "tp",
+    "pp",
+    "dp_shard",
+    "dp_replicate",
+    "micro_batch_size",
+    "recompute",
+    "schedule",
+    "zero",
+)
+
+
+def run(args: argparse.Namespace) -> Outcome:
+    """Solve, and write the program when ``-o`` is given."""
+    from autoplan.capture import capture, load_model
+    from autoplan.profiles import load_cluster
+    from autoplan.report.summary import plan_summary
+    from autoplan.solver.search import solve
+
+    progress = Progress(quiet=args.quiet, verbose=args.verbose > 0)
+    cluster = load_cluster(args.cluster, profile=args.profile)
+    if args.output is not None:
+        _require_writable(args.output)
+    dtype = _DTYPES[args.dtype] if args.dtype else default_dtype(cluster)
+    started = time.perf_counter()
+    try:
+        source = load_model(
+            args.model,
+            overrides=_overrides(args.set),
+            trust_remote_code=args.trust_remote_code,
+        )
+        seq_len = _seq_len(source, args.seq_len)
+        captured = capture(source, seq_len=seq_len, dtype=dtype, progress=progress)
+        captured_at = time.perf_counter()
+        workload = WorkloadRecord(
+            global_batch=args.global_batch,
+            seq_len=seq_len,
+            dtype=dtype,
+            optimizer=args.optimizer,
+        )
+        plan = solve(
+            captured,
+            workload,
+            cluster,
+            pins=_pins(args),
+            time_limit=args.time_limit,
+            memory_limit=args.memory_limit,
+            progress=progress,
+        )
+        solved_at = time.perf_counter()
+        if args.output is not None:
+            progress("writing the program")
+            write_program(plan, args.output)
+    finally:
+        progress.close()
+    capture_time, solve_time = captured_at - started, solved_at - captured_at
+    document = plan_summary(plan, capture_time=capture_time, solve_time=solve_time)
+    document["output"] = None if args.output is None else str(args.output)
+    where = "" if args.output is None else str(args.output)
+    return Outcome(document=document, render=_render(plan, where, capture_time, solve_time))
+
+
+def _render(
+    plan: Plan, where: str, capture_time: float, solve_time: float
+) -> Callable[[TextIO], None]:
+    def render(stream: TextIO) -> None:
+        from autoplan.report.terminal import print_report
+
+        print_report(plan, stream, where=where, capture_time=capture_time, solve_time=solve_time)
+
+    return render
+
+
+def default_dtype(cluster: Cluster) -> str:
+    """``bfloat16`` on an accelerator that has a rate for it; else, and on a CPU, ``float32``."""
+    rates = dict(cluster.accelerator.matmul_peak)
+    on_cpu = cluster.spec.startswith("cpu") or cluster.accelerator.name.lower().startswith("cpu")
+    return "bfloat16" if "bfloat16" in rates and not on_cpu else "float32"
+
+
+def _seq_len(source: ModelSource, asked: int | None) -> int:
+    """Tokens a sequence; 0 for a model whose inputs don't depend on it."""
+    some = asked or 32
+    shapes = [
+        [tensor.shape for tensor in source.batch(2, length, device="meta").values()]
+        for length in (some, 2 * some)
+    ]
+    if shapes[0] == shapes[1]:
+        return 0
+    if asked is not None:
+        return asked
+    for key in ("max_position_embeddings", "n_positions", "block_size"):
+        longest = source.overrides.get(key, source.config.get(key))
+        if isinstance(longest, int) and longest > 0:
+            return longest
+    raise UsageError(f"{source.spec} names no sequence length", hint="give one: --seq-len 1024")
+
+
+def _overrides(assignments: list[tuple[str, str]]) -> dict[str, Json]:
+    """Values of ``--set``: JSON where it parses (``2``, ``true``), else the text itself."""
+    overrides: dict[str, Json] = {}
+    for key, text in assignments:
+        try:
+            overrides[key] = json.loads(text)
+        except ValueError:
+            overrides[key] = text
+    return overrides
+
+
+def _pins(args: argparse.Namespace) -> Mapping[str, str]:
+    return {name: str(getattr(args, name)) for name in _PINS if getattr(args, name) is not None}
+
+
+def _require_writable(directory: Path) -> None:
+    """Raise before the search starts when the program can't be written to ``directory``."""
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"-o {directory}: exists and is no folder", hint="name a new folder")
+    if directory.is_dir() and any(directory.iterdir()) and not (directory / "plan.json").exists():
+        raise UsageError(
+            f"-o {directory}: the folder has other files and no plan.json",
+            hint="name a new or empty folder, so that nothing of yours is overwritten",
+        )
+    parent = directory
+    while not parent.exists():
+        parent = parent.parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise UsageError(f"-o {directory}: {parent} is not writable", hint="name another folder")
+
+
+def write_program(plan: Plan, directory: Path) -> list[Path]:
+    """Paths of the program's files, written to ``directory`` if nothing of the user's is there."""
+    from autoplan.emit import emit_program
+
+    _require_writable(directory)
+    return emit_program(plan, directory)

@@ -1,0 +1,131 @@
+"""Commands on a plan file: report, validation, and what a damaged file says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+
+Run = Callable[..., "CompletedProcess[str]"]
+
+
+@pytest.mark.parametrize("as_folder", [False, True])
+def test_show_takes_the_file_or_its_folder(autoplan: Run, plan_path: Path, as_folder: bool) -> None:
+    done = autoplan("show", plan_path.parent if as_folder else plan_path)
+    assert done.returncode == 0
+    assert "step time   3.50 s" in done.stdout
+    assert done.stderr == ""
+
+
+def test_show_json_is_one_document(autoplan: Run, plan_path: Path) -> None:
+    done = autoplan("show", plan_path, "--json")
+    assert json.loads(done.stdout)["step_time"] == 3.5
+
+
+@pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {"TERM": "dumb"}, {"COLUMNS": "40"}])
+def test_report_off_a_terminal_has_no_escapes(
+    autoplan: Run, plan_path: Path, variables: dict[str, str]
+) -> None:
+    done = autoplan("show", plan_path, **variables)
+    assert "\x1b" not in done.stdout and "step time" in done.stdout
+
+
+def test_report_is_ascii_where_the_locale_is(autoplan: Run, plan_path: Path) -> None:
+    done = autoplan("show", plan_path, PYTHONIOENCODING="ascii")
+    assert done.returncode == 0 and done.stdout.isascii()
+
+
+def test_check_accepts_a_sound_plan(autoplan: Run, plan_path: Path) -> None:
+    done = autoplan("check", plan_path, "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["ok"] is True
+
+
+def test_check_lists_everything_wrong(
+    autoplan: Run, plan_path: Path, plan_data: dict[str, Any]
+) -> None:
+    plan_data["mesh"]["tp"] = 4
+    plan_data["prediction"]["step_time"] = 9.0
+    plan_path.write_text(json.dumps(plan_data))
+    done = autoplan("check", plan_path, "--json")
+    assert done.returncode == 6
+    findings = json.loads(done.stdout)["error"]["details"]["findings"]
+    assert any("the cluster has 4" in finding for finding in findings)
+    assert any("the parts sum to 3.5 s" in finding for finding in findings)
+
+
+@pytest.mark.parametrize("command", [["show"], ["check"], ["emit", "-o", "out"], ["verify"]])
+@pytest.mark.parametrize("damage", ["missing", "empty", "cut", "binary", "list", "old", "field"])
+def test_damaged_plan_is_exit_6_with_a_hint(
+    autoplan: Run, plan_path: Path, plan_data: dict[str, Any], command: list[str], damage: str
+) -> None:
+    text = plan_path.read_text()
+    expected = ""
+    if damage == "missing":
+        plan_path.unlink()
+        expected = "no such plan"
+    elif damage == "empty":
+        plan_path.write_text("")
+        expected = "not valid JSON"
+    elif damage == "cut":
+        plan_path.write_text(text[: len(text) // 2])
+        expected = "not valid JSON"
+    elif damage == "binary":
+        plan_path.write_bytes(b"\xff\x00\xfe")
+        expected = "can't be read"
+    elif damage == "list":
+        plan_path.write_text("[1, 2]")
+        expected = "no schema_version"
+    elif damage == "old":
+        plan_path.write_text(json.dumps(plan_data | {"schema_version": 99}))
+        expected = "schema version 99"
+    elif damage == "field":
+        plan_data["mesh"]["tp"] = "many"
+        plan_path.write_text(json.dumps(plan_data))
+        expected = "mesh.tp"
+    done = autoplan(command[0], plan_path, *command[1:], "--json")
+    assert done.returncode == 6, done.stderr
+    error = json.loads(done.stdout)["error"]
+    assert expected in error["message"] and error["hint"]
+    assert "Traceback" not in done.stderr
+
+
+def test_code_in_names_is_refused(
+    autoplan: Run, plan_path: Path, plan_data: dict[str, Any]
+) -> None:
+    plan_data["graph"]["classes"][1]["ops"][0]["target"] = "aten.linear.default); import os; ("
+    plan_path.write_text(json.dumps(plan_data))
+    assert autoplan("emit", plan_path, "-o", "out").returncode == 6
+
+
+def test_emit_keeps_off_a_folder_of_the_user(
+    autoplan: Run, plan_path: Path, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "README.md").write_text("mine")
+    done = autoplan("emit", plan_path, "-o", mine)
+    assert done.returncode == 2
+    assert "no plan.json" in done.stderr
+    assert (mine / "README.md").read_text() == "mine"
+
+
+def test_hardware_lists_shows_and_suggests(autoplan: Run) -> None:
+    listed = json.loads(autoplan("hardware", "--json").stdout)["accelerators"]
+    assert {"h100", "b200"} <= {alias for item in listed for alias in item["aliases"]}
+    shown = json.loads(autoplan("hardware", "h100", "--json").stdout)
+    assert shown["memory"]["source"]
+    done = autoplan("hardware", "h1000")
+    assert done.returncode == 2 and "did you mean h100" in done.stderr
+
+
+def test_env_shows_versions_and_no_other_variables(autoplan: Run) -> None:
+    done = autoplan("env", "--json", AUTOPLAN_CACHE="/x", SECRET_TOKEN="hush")
+    document = json.loads(done.stdout)
+    assert document["environment"] == {"AUTOPLAN_CACHE": "/x"}
+    assert "hush" not in done.stdout
+    assert document["packages"]["torch"]
