@@ -6,11 +6,11 @@ import re
 
 __all__ = [
     "GB",
+    "TB",
+    "TFLOP",
     "GiB",
     "KiB",
     "MiB",
-    "TB",
-    "TFLOP",
     "format_bandwidth",
     "format_bytes",
     "format_count",

@@ -61,7 +61,7 @@ class GraphFamily(dict[int, Graph]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What is asked: graphs, machine, batch and limits (bytes; ``deadline`` on the monotonic clock)."""
+    """What is asked: graphs, machine, batch, bytes a rank, and a monotonic ``deadline``."""
 
     graphs: GraphFamily
     cluster: Cluster

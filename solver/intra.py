@@ -22,7 +22,7 @@ from typing import TypeVar
 from autoplan.costs.compute import is_sharded, local_bytes
 from autoplan.costs.resharding import Resharding, conversion_time
 from autoplan.costs.terms import op_term, required_states
-from autoplan.errors import InfeasibleError, SolverLimitError
+from autoplan.errors import AutoplanError, InfeasibleError, InternalError, SolverLimitError
 from autoplan.ir.graph import BlockClass, Op, Tensor, TensorKind
 from autoplan.ir.hardware import Cluster
 from autoplan.ir.mesh import Group
@@ -32,6 +32,7 @@ from autoplan.rules import strategies
 from autoplan.solver.lp import Handover, Termination
 from autoplan.solver.problem import Node, NodeHolder, Problem, Store, Use, UseHolder, Value
 from autoplan.solver.program import Assignment, solve_problem
+from autoplan.units import format_bytes
 
 __all__ = ["BlockSolution", "solve_block"]
 
@@ -371,17 +372,18 @@ def _shares(made: Placement, wanted: Placement) -> bool:
     return isinstance(made, Replicate) and not (isinstance(wanted, Shard) and wanted.blocks > 1)
 
 
-def _no_solution(
-    block: BlockClass, found: Assignment, memory_limit: int | None
-) -> InfeasibleError | SolverLimitError:
-    if found.termination is not Termination.INFEASIBLE:
+def _no_solution(block: BlockClass, found: Assignment, memory_limit: int | None) -> AutoplanError:
+    if found.termination is Termination.TIME_LIMIT:
         return SolverLimitError(
             f"the time limit passed before {block.name} had any placement",
             hint="raise --time-limit",
         )
+    if found.termination is Termination.FAILED:
+        return InternalError(f"HiGHS could not solve the placement of {block.name}")
     if memory_limit is not None:
         return InfeasibleError(
-            f"no placement of {block.name} keeps its activations within {memory_limit} bytes",
+            f"no placement of {block.name} keeps its activations within "
+            f"{format_bytes(memory_limit)}",
             hint="use --recompute full or a smaller --micro-batch-size",
         )
     return InfeasibleError(

@@ -107,7 +107,8 @@ class LpModel:
         start = time.monotonic()
         run = _PulpRun(self) if handover is Handover.PULP else _ArrayRun(self)
         relaxed = self._result(run, start=start, deadline=deadline, integral=False)
-        if not relaxed.has_solution or relaxed.relaxation_integral:
+        stopped = relaxed.termination in (Termination.INFEASIBLE, Termination.TIME_LIMIT)
+        if stopped or relaxed.relaxation_integral:
             return relaxed
         result = self._result(run, start=start, deadline=deadline, integral=True)
         return _with_relaxation(result, relaxed)
@@ -287,10 +288,10 @@ def _with_relaxation(result: LpResult, relaxed: LpResult) -> LpResult:
         termination=result.termination,
         has_solution=result.has_solution,
         objective=result.objective,
-        bound=max(result.bound, relaxed.bound) if result.has_solution else relaxed.bound,
+        bound=max((r.bound for r in (result, relaxed) if r.has_solution), default=0.0),
         values=result.values,
         relaxation_integral=False,
-        build_time=result.build_time,
+        build_time=result.build_time - relaxed.solve_time,
         solve_time=result.solve_time + relaxed.solve_time,
     )
 

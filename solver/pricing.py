@@ -6,8 +6,9 @@ then that of the event simulation of the schedule, which for 1F1B with uneven st
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autoplan.costs.collectives import collective_time
 from autoplan.costs.compute import op_time
@@ -21,7 +22,7 @@ from autoplan.costs.memory import (
     unit_bytes,
 )
 from autoplan.costs.step import BlockTime, StageTime, optimizer_time, stage_time
-from autoplan.ir.graph import BlockClass, Graph, dtype_size
+from autoplan.ir.graph import BlockClass, BlockInstance, Graph, dtype_size
 from autoplan.ir.hardware import Cluster
 from autoplan.ir.mesh import Group, MeshAxis
 from autoplan.ir.placement import CollectiveKind, Replicate
@@ -110,9 +111,11 @@ def price(
         for stage in range(stages)
     ]
     sends = _send_times(graph, configuration, point, cluster)
-    cut = _cut(graph, configuration, blocks, settings, flights, sends, memory_limit - shared_bytes)
+    cut = _cut(
+        graph, configuration, point, blocks, settings, flights, sends, memory_limit - shared_bytes
+    )
     memories = [
-        _stage_memory(graph, blocks, settings, first, last, flights[index], shared_bytes)
+        _stage_memory(graph, point, blocks, settings, first, last, flights[index], shared_bytes)
         for index, (first, last) in enumerate(cut.ranges)
     ]
     worst = max(memories, key=lambda memory: memory.peak)
@@ -205,6 +208,7 @@ def _settings(graph: Graph, configuration: Configuration, adam: bool) -> MemoryS
 def _cut(
     graph: Graph,
     configuration: Configuration,
+    point: ModelPoint,
     blocks: _Blocks,
     settings: MemorySettings,
     flights: Sequence[int],
@@ -214,11 +218,15 @@ def _cut(
     if not configuration.pipelined:
         return StageCut.single(len(graph.instances))
     items = []
+    uses = Counter(fqn for instance in graph.instances for fqn in instance.parameters)
     for position, instance in enumerate(graph.instances):
         time = blocks.times[instance.block_class]
         memory = blocks.memories[instance.block_class]
         forward = time.forward + time.tp_forward
-        static = sum(state_bytes(memory.numel, memory.trainable, settings))
+        counts = _local_counts(point, instance)
+        tied = {fqn: count for fqn, count in counts.items() if uses[fqn] > 1}
+        own = sum(tied.values())
+        static = sum(state_bytes(memory.numel - own, max(0, memory.trainable - own), settings))
         items.append(
             ChainItem(
                 forward=forward,
@@ -230,6 +238,9 @@ def _cut(
                 transient=memory.working + unit_bytes(memory.numel, settings),
                 boundary=memory.boundary_out,
                 send=sends[position] if position < len(sends) else 0.0,
+                tied=tuple(
+                    (fqn, sum(state_bytes(count, count, settings))) for fqn, count in tied.items()
+                ),
             )
         )
     return cut_stages(
@@ -241,8 +252,15 @@ def _cut(
     )
 
 
+def _local_counts(point: ModelPoint, instance: BlockInstance) -> dict[str, int]:
+    """Local elements of each parameter of an instance, by FQN."""
+    held = point.costs[instance.block_class].parameters
+    return {fqn: count for fqn, (_, count, _) in zip(instance.parameters, held, strict=True)}
+
+
 def _stage_memory(
     graph: Graph,
+    point: ModelPoint,
     blocks: _Blocks,
     settings: MemorySettings,
     first: int,
@@ -254,29 +272,18 @@ def _stage_memory(
     parts = []
     for instance in graph.instances[first:last]:
         memory = blocks.memories[instance.block_class]
-        repeated = sum(graph.parameter(fqn).numel for fqn in instance.parameters if fqn in held)
-        held.update(instance.parameters)
-        if repeated:
-            whole = sum(graph.parameter(fqn).numel for fqn in instance.parameters)
-            share = memory.numel / whole
-            local = round(repeated * share)
-            memory = BlockMemory(
-                numel=memory.numel - local,
-                trainable=max(0, memory.trainable - local),
-                kept=memory.kept,
-                working=memory.working,
-                boundary_out=memory.boundary_out,
+        counts = _local_counts(point, instance)
+        repeated = sum(count for fqn, count in counts.items() if fqn in held)
+        held.update(counts)
+        parts.append(
+            replace(
+                memory,
+                numel=memory.numel - repeated,
+                trainable=max(0, memory.trainable - repeated),
             )
-        parts.append(memory)
-    if last == len(graph.instances):
-        final = parts[-1]
-        parts[-1] = BlockMemory(
-            numel=final.numel,
-            trainable=final.trainable,
-            kept=final.kept,
-            working=final.working,
-            boundary_out=0,
         )
+    if last == len(graph.instances):
+        parts[-1] = replace(parts[-1], boundary_out=0)
     return stage_memory(parts, settings, in_flight=flight, shared=shared)
 
 

@@ -100,8 +100,8 @@ def _memory_limit(cluster: Cluster, asked: int | None) -> int:
         return usable
     if asked > cluster.accelerator.memory:
         raise UsageError(
-            f"--memory-limit {format_bytes(asked)} exceeds the {format_bytes(cluster.accelerator.memory)} "
-            f"of {cluster.accelerator.name}",
+            f"--memory-limit {format_bytes(asked)} exceeds the "
+            f"{format_bytes(cluster.accelerator.memory)} of {cluster.accelerator.name}",
             hint=f"the default is {format_bytes(usable)} usable",
         )
     return asked

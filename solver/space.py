@@ -110,7 +110,8 @@ def _flag(name: str) -> str:
 def _positive(name: str, text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise UsageError(
-            f"{_flag(name)} must be a positive whole number, a comma list of them, or auto; got {text!r}"
+            f"{_flag(name)} takes a positive whole number, a comma list of them, or auto; "
+            f"got {text!r}"
         )
     return int(text)
 
@@ -176,7 +177,7 @@ def configurations(
                 for recompute in (False, True):
                     if not pins.permits("recompute", "full" if recompute else "none"):
                         continue
-                    for schedule in _schedules(mesh, pins):
+                    for schedule in _schedules(mesh, per_rank // size, pins):
                         yield Configuration(
                             mesh=mesh,
                             micro_batch_size=size,
@@ -215,12 +216,14 @@ def _zero_levels(mesh: Mesh, pins: Pins) -> Iterator[int]:
         yield level
 
 
-def _schedules(mesh: Mesh, pins: Pins) -> Iterator[str]:
+def _schedules(mesh: Mesh, microbatches: int, pins: Pins) -> Iterator[str]:
     if mesh.pp == 1:
         # A schedule pin asks for a pipeline: nothing else can honour it.
         if "schedule" not in pins:
             yield "none"
         return
-    for schedule in ("1f1b", "gpipe"):
-        if pins.permits("schedule", schedule):
-            yield schedule
+    if pins.permits("schedule", "1f1b") and microbatches >= mesh.pp:
+        # torch's 1F1B refuses fewer microbatches than stages.
+        yield "1f1b"
+    if pins.permits("schedule", "gpipe"):
+        yield "gpipe"

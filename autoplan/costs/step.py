@@ -56,7 +56,10 @@ def stage_time(
     shared: float,
     partial_grad: float,
 ) -> StageTime:
-    """Times of a stage; ``shared`` seconds of shared operators, ``partial_grad`` seconds once a step."""
+    """Times of a stage.
+
+    ``shared`` is seconds of shared operators, ``partial_grad`` seconds once a step.
+    """
     again = 1.0 if recompute else 0.0
     forward = backward = shared
     backward = shared * again
@@ -84,7 +87,7 @@ def stage_time(
         reduce = sum(b.data_parallel.reduce for b in blocks)
         publish = sum(b.data_parallel.publish for b in blocks)
         if zero <= 1:
-            # DDP reduces buckets during the last backward; the last bucket has nothing to hide behind.
+            # DDP reduces buckets during the last backward; nothing hides the last bucket.
             last = blocks[0].data_parallel.reduce
             tail = max(last, reduce - hidden_backward) + publish
         elif pipelined:

@@ -82,7 +82,10 @@ class StrategyRecord(_Record):
 
 
 class OpRecord(_Record):
-    """An ATen call. Tensors in arguments are ``{"ref": name}``, torch constants ``{"const": [kind, name]}``."""
+    """An ATen call.
+
+    Tensors in arguments are ``{"ref": name}``, torch constants ``{"const": [kind, name]}``.
+    """
 
     name: Identifier
     target: Target
@@ -206,7 +209,7 @@ class SourceRecord(_Record):
 
 
 class ClusterRecord(_Record):
-    """The cluster a plan is for. ``memory`` is bytes a device has, ``usable_memory`` may be used."""
+    """The cluster a plan is for; ``memory`` is bytes of a device, ``usable_memory`` of them."""
 
     spec: str
     accelerator: str

@@ -51,7 +51,7 @@ def addmm(op: Op, view: OpView) -> Iterator[OpStrategy]:
 
 @rule("aten.mm.default", "aten.bmm.default", "aten.matmul.default")
 def product(op: Op, view: OpView) -> Iterator[OpStrategy]:
-    """``[..., m, k] @ [..., k, n]``; batch dims broadcast; vectors only as a batch of rows."""
+    """``[..., m, k] @ [..., k, n]``; batch dims broadcast; no vectors."""
     left, right, out = view.shape(0), view.shape(1), view.output.shape
     if len(right) < 2 or len(left) < 2:
         return

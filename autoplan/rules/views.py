@@ -46,7 +46,7 @@ def _localize_unflatten(op: Op, view: OpView, strategy: OpStrategy) -> Op:
 
 @rule("aten.view.default", "aten.reshape.default", "aten._unsafe_view.default",
       localizer=_localize_sizes)  # fmt: skip
-def view(op: Op, view: OpView) -> Iterator[OpStrategy]:
+def reshape(op: Op, view: OpView) -> Iterator[OpStrategy]:
     """Reshapes, by the factorisation of the view."""
     source, result = view.shape(), view.output.shape
     found: dict[tuple[Shard, Shard], None] = {}
@@ -99,8 +99,8 @@ def _image(
     return None
 
 
-rule("aten.flatten.using_ints")(view)
-rule("aten.unflatten.int", localizer=_localize_unflatten)(view)
+rule("aten.flatten.using_ints")(reshape)
+rule("aten.unflatten.int", localizer=_localize_unflatten)(reshape)
 
 
 def _mapped(view: OpView, dims: dict[int, int]) -> Iterator[OpStrategy]:
@@ -138,11 +138,7 @@ def squeeze(op: Op, view: OpView) -> Iterator[OpStrategy]:
     yield from _mapped(view, dict(pairs))
 
 
-def _localize_expand(op: Op, view: OpView, strategy: OpStrategy) -> Op:
-    return with_arg(op, 1, "size", local_output_sizes(view, strategy))
-
-
-@rule("aten.expand.default", localizer=_localize_expand)
+@rule("aten.expand.default", localizer=_localize_sizes)
 def expand(op: Op, view: OpView) -> Iterator[OpStrategy]:
     """Broadcast to a size: kept dims stay sharded, a new or repeated dim is made in part."""
     source, result = view.shape(), view.output.shape

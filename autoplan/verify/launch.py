@@ -24,13 +24,16 @@ _WORKER = Path(__file__).parent / "worker.py"
 class Finding:
     """What one rank found: its loss, and the relative error of each gradient it holds.
 
-    ``held`` are all parameters of the rank's stage.
+    ``held`` are all parameters of the rank's stage. ``collectives`` are those of the model
+    axis in the order issued, each with the bytes of its whole tensor; the sums of partial and
+    tied gradients at the end of a step are not among them.
     """
 
     rank: int
     loss: float
     errors: Mapping[str, float]
     held: tuple[str, ...]
+    collectives: tuple[tuple[str, int], ...] = ()
 
 
 def run_programs(
@@ -111,6 +114,7 @@ def _finding(output: Path, index: int, rank: int, folder: Path, stderr: str) -> 
         loss=found["loss"],
         errors=found["errors"],
         held=tuple(found["held"]),
+        collectives=tuple((kind, size) for kind, size in found["collectives"]),
     )
 
 

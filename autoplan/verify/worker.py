@@ -69,7 +69,8 @@ def _run(folder: Path, reference: Path, index: int) -> dict[str, Any]:
         name: value.chunk(plan.dp)[axes.dp.rank].clone()
         for name, value in expected["batch"].items()
     }
-    loss = float(trainer.forward_backward(share))
+    with _runtime("collectives").record_collectives() as issued:
+        loss = float(trainer.forward_backward(share))
     gradients = trainer.whole_gradients()
     largest = max(value.abs().max().item() for value in expected["gradients"].values())
     errors = {}
@@ -80,7 +81,8 @@ def _run(folder: Path, reference: Path, index: int) -> dict[str, Any]:
         scale = max(want.abs().max().item(), _FLOOR * largest)
         # NaN must not pass as small.
         errors[fqn] = difference / scale if math.isfinite(difference) else math.inf
-    return {"loss": loss, "errors": errors, "held": sorted(trainer.parameters())}
+    held = sorted(trainer.parameters())
+    return {"loss": loss, "errors": errors, "held": held, "collectives": issued}
 
 
 def _main(job_file: str) -> None:

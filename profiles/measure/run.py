@@ -37,8 +37,8 @@ def measure_cpu(
 ) -> MeasuredProfile:
     """Profile of this machine's CPU with ``ranks`` processes at work at once.
 
-    About half a minute on two cores; ``quick`` takes half of it with fewer repeats, ``tiny``
-    measures only small sizes (to try the machinery, not to plan with).
+    About a minute for two ranks; ``quick`` takes about half of it, with fewer sizes and
+    repeats. ``tiny`` measures only small sizes, to try the machinery, not to plan with.
     """
     if not 1 <= ranks <= 64:
         raise UsageError(f"can't measure with {ranks} ranks", hint="give 1 to 64")

@@ -48,7 +48,7 @@ _SIZES = {
         sequence=512,
     ),
     "full": _Sizes(
-        budget=0.6,
+        budget=0.35,
         matmul=(32, 64, 128, 256, 512, 1024, 2048),
         copies=(16 * KiB, 64 * KiB, 256 * KiB, MiB, 4 * MiB, 16 * MiB, 64 * MiB),
         payloads=(4 * KiB, 32 * KiB, 256 * KiB, MiB, 4 * MiB, 16 * MiB, 64 * MiB),

@@ -126,6 +126,20 @@ def test_dropout_masks_agree_exactly_where_values_are_replicated() -> None:
         assert same == (strategy.call == "replicated_dropout"), str(strategy)
 
 
+def test_calls_are_functions_of_the_runtime() -> None:
+    named = set()
+    attend = t(2, 4, 4, 8)
+    extra = [
+        call("dropout.default", t(4, 4), 0.5, True),
+        call("scaled_dot_product_attention.default", attend, attend, attend, None, 0.5),
+    ]
+    for sample in (*samples(Sizes()), *extra):
+        prepared = prepare(sample)
+        named |= {s.call for s in strategies(prepared.op, prepared.block, 2)} - {""}
+    assert len(named) == 8
+    assert named <= set(runtime.__all__)
+
+
 def test_attention_with_dropout_names_its_call() -> None:
     q = t(2, 4, 4, 8)
     sample = call("scaled_dot_product_attention.default", q, q, q, None, 0.1, True)

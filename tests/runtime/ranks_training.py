@@ -11,7 +11,7 @@ from torch import Tensor
 
 from autoplan.runtime.mesh import build_mesh
 from autoplan.runtime.step import Trainer
-from tests.runtime.toy import FROZEN, PARAMETERS, Program, make_plan, reference
+from tests.runtime.toy import BATCH, FROZEN, PARAMETERS, WIDTH, Program, make_plan, reference
 
 TWO = {
     "ddp": {"dp_shard": 2},

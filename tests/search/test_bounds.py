@@ -26,8 +26,6 @@ def test_pipeline_bound_is_tight_for_its_own_stage_times() -> None:
     # Stage times in the ratio (1 - 1/m)^s make every stage finish at the same instant.
     stages, microbatches = 4, 6
     times = [(1 - 1 / microbatches) ** stage for stage in range(stages)]
-    finish = max(
-        microbatches * times[stage] + sum(times[:stage]) for stage in range(stages)
-    )
+    finish = max(microbatches * times[stage] + sum(times[:stage]) for stage in range(stages))
     bound = pipeline_bound(sum(times), stages, microbatches)
     assert abs(bound - finish) < 1e-12

@@ -46,19 +46,15 @@ def searcher_for(model: Captured, cluster: Cluster, memory_limit: int) -> Search
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_pruned_search_equals_exhaustive(small_model: Captured, spec: str, share: float) -> None:
     cluster = load_cluster(spec)
-    space = list(
-        configurations(ranks=cluster.ranks, global_batch=8, max_stages=5, pins=Pins({}))
-    )
+    space = list(configurations(ranks=cluster.ranks, global_batch=8, max_stages=5, pins=Pins({})))
     free = searcher_for(small_model, cluster, cluster.accelerator.usable_memory)
     peaks = sorted(
-        result.peak_memory
-        for result in map(free.result, space)
-        if isinstance(result, Priced)
+        result.peak_memory for result in map(free.result, space) if isinstance(result, Priced)
     )
     limit = peaks[int(share * (len(peaks) - 1))]
     exhaustive = searcher_for(small_model, cluster, limit)
     best = min(
-        (result.step_time for result in map(exhaustive.result, space) if isinstance(result, Priced))
+        result.step_time for result in map(exhaustive.result, space) if isinstance(result, Priced)
     )
     outcome = searcher_for(small_model, cluster, limit).run(space)
     assert outcome.best is not None
@@ -124,7 +120,13 @@ def test_pins_hold_and_cost(small_model: Captured) -> None:
     pinned = plan_for(
         small_model,
         cluster,
-        pins={"tp": "2", "pp": "2", "micro_batch_size": "2", "schedule": "gpipe", "recompute": "full"},
+        pins={
+            "tp": "2",
+            "pp": "2",
+            "micro_batch_size": "2",
+            "schedule": "gpipe",
+            "recompute": "full",
+        },
     )
     assert (pinned.mesh.tp, pinned.mesh.pp) == (2, 2)
     assert pinned.pipeline.schedule == "gpipe"
