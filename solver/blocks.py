@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autoplan.costs.block import BlockCost, block_cost
 from autoplan.costs.collectives import collective_time
@@ -23,13 +23,29 @@ from autoplan.ir.strategy import OpStrategy
 from autoplan.rules import strategies
 from autoplan.solver.intra import BlockSolution, solve_block
 
-__all__ = ["ALPHAS", "BlockPricer", "ModelPoint", "boundary_placements"]
+__all__ = ["ALPHAS", "BlockPricer", "ModelPoint", "Question", "boundary_placements"]
 
-ALPHAS = (0.0, 0.3, 10.0)
+ALPHAS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 10.0)
 """Weights of memory: 0 finds the fastest strategies, larger ones trade time for bytes.
 
-A weight alpha values the bytes that full sharding would free at alpha times the block's time.
+A weight alpha values the memory of a block at alpha times its time.
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What the strategies of a model are optimal for.
+
+    ``spread`` is the number of microbatches that share once-a-step costs. ``state_ratio`` is
+    how many bytes of memory a byte of parameters takes for each byte of saved activations.
+    """
+
+    size: int
+    tp: int
+    recompute: bool
+    spread: int
+    alpha: float
+    state_ratio: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +97,9 @@ def _ends(
     return ins, outs
 
 
+_Solved = tuple[BlockSolution, BlockCost, float]
+
+
 class BlockPricer:
     """Solves and prices block classes on the tp axis, each distinct question once."""
 
@@ -88,8 +107,8 @@ class BlockPricer:
         self._graphs = graphs
         self._cluster = cluster
         self._bounds: dict[tuple[int, int, int], tuple[float, float]] = {}
-        self._solved: dict[tuple[object, ...], tuple[BlockSolution, BlockCost, float]] = {}
-        self._points: dict[tuple[int, int, bool, int, float], ModelPoint] = {}
+        self._solved: dict[tuple[object, ...], _Solved] = {}
+        self._points: dict[Question, ModelPoint] = {}
         self.programs_solved = 0
 
     def group(self, tp: int) -> Group:
@@ -124,57 +143,28 @@ class BlockPricer:
             self._bounds[key] = (forward, backward)
         return self._bounds[key]
 
-    def point(
-        self,
-        size: int,
-        tp: int,
-        *,
-        recompute: bool,
-        microbatches: int,
-        alpha: float,
-        deadline: float,
-    ) -> ModelPoint:
-        """Best point for that memory weight: over boundary placements and tied storage."""
-        # Partial gradients are summed once a step; rounding the number of microbatches that
-        # share this up to a power of four keeps the bound valid and the questions few.
-        spread = 4 ** math.ceil(math.log(microbatches, 4)) if tp > 1 else 1
-        key = (size, tp, recompute, spread, alpha if tp > 1 else 0.0)
-        if key not in self._points:
-            self._points[key] = self._best_point(size, tp, recompute, spread, alpha, deadline)
-        return self._points[key]
+    def point(self, question: Question, deadline: float) -> ModelPoint:
+        """Best point for a question: over boundary placements and tied storage."""
+        question = _canonical(question)
+        if question not in self._points:
+            self._points[question] = self._best_point(question, deadline)
+        return self._points[question]
 
-    def _best_point(
-        self, size: int, tp: int, recompute: bool, microbatches: int, alpha: float, deadline: float
-    ) -> ModelPoint:
-        graph = self._graphs[size]
+    def _best_point(self, question: Question, deadline: float) -> ModelPoint:
+        graph = self._graphs[question.size]
         counts = class_counts(graph)
         best: tuple[float, ModelPoint] | None = None
-        for boundary in boundary_placements(graph, tp):
-            for tied in self._tied_choices(graph, tp):
+        for boundary in boundary_placements(graph, question.tp):
+            for tied in self._tied_choices(graph, question.tp):
                 solved = [
-                    self._solve(
-                        graph, index, tp, boundary, tied, recompute, microbatches, alpha, deadline
-                    )
+                    self._solve(graph, index, question, boundary, tied, deadline)
                     for index in range(len(graph.classes))
                 ]
                 objective = sum(
                     count * item[0].objective for count, item in zip(counts, solved, strict=True)
                 )
                 if best is None or objective < best[0] * (1 - 1e-9):
-                    best = (
-                        objective,
-                        ModelPoint(
-                            boundary=boundary,
-                            boundaries=tuple(_ends(block, boundary, tp) for block in graph.classes),
-                            solutions=tuple(item[0] for item in solved),
-                            costs=tuple(item[1] for item in solved),
-                            partial_grad=tuple(item[2] for item in solved),
-                            microbatch_bound=sum(
-                                count * item[0].bound
-                                for count, item in zip(counts, solved, strict=True)
-                            ),
-                        ),
-                    )
+                    best = (objective, _model_point(graph, question.tp, boundary, counts, solved))
         assert best is not None
         return best[1]
 
@@ -182,28 +172,20 @@ class BlockPricer:
         self,
         graph: Graph,
         index: int,
-        tp: int,
+        question: Question,
         boundary: Placement,
         tied: Mapping[str, Placement],
-        recompute: bool,
-        microbatches: int,
-        alpha: float,
         deadline: float,
-    ) -> tuple[BlockSolution, BlockCost, float]:
+    ) -> _Solved:
         block = graph.classes[index]
         fixed = fixed_parameters(graph, index, tied)
-        key = (
-            graph.micro_batch_size, index, tp, boundary, tuple(sorted(fixed.items())), recompute,
-            microbatches, alpha if tp > 1 else 0.0,
-        )  # fmt: skip
+        key = (question, index, boundary, tuple(sorted(fixed.items())))
         if key in self._solved:
             return self._solved[key]
-        group = self.group(tp)
-        ins, outs = _ends(block, boundary, tp)
+        group = self.group(question.tp)
+        ins, outs = _ends(block, boundary, question.tp)
         per_byte = self._partial_grad_cost(group)
-        parameter_cost, memory_weight = self._memory_weights(block, graph, index, tp, alpha)
-        if recompute:
-            memory_weight = 0.0  # only the boundary is kept, whatever the strategies
+        parameter_cost, memory_weight = self._memory_weights(graph, index, question)
         solution = solve_block(
             block,
             group,
@@ -211,14 +193,14 @@ class BlockPricer:
             boundary_in=ins,
             boundary_out=outs,
             fixed=fixed,
-            recompute=recompute,
+            recompute=question.recompute,
             parameter_cost=parameter_cost,
-            partial_grad_cost=per_byte / microbatches,
+            partial_grad_cost=per_byte / question.spread,
             memory_limit=None,
             memory_weight=memory_weight,
             deadline=deadline,
         )
-        self.programs_solved += tp > 1
+        self.programs_solved += question.tp > 1
         cost = block_cost(block, solution.strategies, ins, outs, group, self._cluster)
         partial = per_byte * sum(
             block.tensor(name).size for name, (_, grad) in solution.placements.items() if grad
@@ -230,16 +212,19 @@ class BlockPricer:
         payload = 2**24
         return collective_time(CollectiveKind.ALL_REDUCE, payload, group, self._cluster) / payload
 
-    def _memory_weights(
-        self, block: BlockClass, graph: Graph, index: int, tp: int, alpha: float
-    ) -> tuple[float, float]:
-        if alpha == 0.0 or tp == 1:
+    def _memory_weights(self, graph: Graph, index: int, question: Question) -> tuple[float, float]:
+        """Seconds for a local byte of parameters, and for a byte kept to the backward."""
+        if question.alpha == 0.0:
             return 0.0, 0.0
-        forward, backward = self._class_bound(graph, graph.micro_batch_size, index, tp)
-        seconds = alpha * (forward + backward)
+        block = graph.classes[index]
+        forward, backward = self._class_bound(graph, question.size, index, question.tp)
         parameters = sum(block.tensor(name).size for name in block.parameters)
-        saved = sum(block.tensor(name).size for op in block.ops for name in op.saved)
-        return seconds / max(1, parameters), seconds / max(1, saved)
+        saved = 0
+        if not question.recompute:  # else only the boundary is kept, whatever the strategies
+            saved = sum(block.tensor(name).size for op in block.ops for name in op.saved)
+        weighted = question.state_ratio * parameters + saved
+        price = question.alpha * (forward + backward) / max(1.0, weighted)
+        return price * question.state_ratio, price if saved else 0.0
 
     def _tied_choices(self, graph: Graph, tp: int) -> Iterator[dict[str, Placement]]:
         """Storage choices of parameters that several classes use: they must agree on one."""
@@ -252,6 +237,32 @@ class BlockPricer:
             options[fqn] = legal or [Replicate()]
         for choice in itertools.product(*options.values()):
             yield dict(zip(options, choice, strict=True))
+
+
+def _canonical(question: Question) -> Question:
+    """The question whose answer serves: nearby ones share it.
+
+    Rounding ``spread`` up to a power of four keeps the bound valid.
+    """
+    if question.tp == 1:
+        return replace(question, spread=1, alpha=0.0, state_ratio=1.0)
+    ratio = 4.0 ** round(math.log(max(question.state_ratio, 1e-3), 4)) if question.alpha else 1.0
+    return replace(question, spread=4 ** math.ceil(math.log(question.spread, 4)), state_ratio=ratio)
+
+
+def _model_point(
+    graph: Graph, tp: int, boundary: Placement, counts: list[int], solved: list[_Solved]
+) -> ModelPoint:
+    return ModelPoint(
+        boundary=boundary,
+        boundaries=tuple(_ends(block, boundary, tp) for block in graph.classes),
+        solutions=tuple(item[0] for item in solved),
+        costs=tuple(item[1] for item in solved),
+        partial_grad=tuple(item[2] for item in solved),
+        microbatch_bound=sum(
+            count * item[0].bound for count, item in zip(counts, solved, strict=True)
+        ),
+    )
 
 
 def class_counts(graph: Graph) -> list[int]:

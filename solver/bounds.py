@@ -11,15 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autoplan.costs.data_parallel import data_parallel_times
-from autoplan.costs.memory import MemorySettings, state_bytes
+from autoplan.costs.memory import state_bytes
 from autoplan.costs.step import optimizer_time
 from autoplan.ir.graph import BlockClass, Graph, dtype_size
 from autoplan.ir.hardware import Cluster
 from autoplan.solver.blocks import class_counts
-from autoplan.solver.pricing import pipeline_bound
 from autoplan.solver.space import Configuration
 
-__all__ = ["ModelSize", "memory_bound", "model_size", "time_bound"]
+__all__ = ["ModelSize", "memory_bound", "model_size", "pipeline_bound", "time_bound"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +29,17 @@ class ModelSize:
     trainable: int
     saved: int
     boundary: int
+
+
+def pipeline_bound(total: float, stages: int, microbatches: int) -> float:
+    """Least seconds in which any cut into ``stages`` can run ``microbatches``.
+
+    ``total`` is the time of one microbatch through all stages. Stage s works ``m t_s`` and
+    waits at least for one microbatch to pass the stages before it, forward and back:
+    ``T >= m t_s + sum_{j<s} t_j`` for every s, whose least common T is
+    ``total / (1 - (1 - 1/m)^stages)``.
+    """
+    return total / (1.0 - (1.0 - 1.0 / microbatches) ** stages)
 
 
 def model_size(graph: Graph) -> ModelSize:
@@ -57,14 +67,7 @@ def memory_bound(
 ) -> int:
     """Bytes that the fullest rank needs at least."""
     mesh = configuration.mesh
-    settings = MemorySettings(
-        zero=configuration.zero,
-        dp_shard=mesh.dp_shard,
-        itemsize=itemsize,
-        adam=adam,
-        pipelined=configuration.pipelined,
-        microbatches=configuration.microbatches,
-    )
+    settings = configuration.memory_settings(itemsize, adam=adam)
     parts = mesh.tp * mesh.pp
     state = sum(state_bytes(size.numel // parts, size.trainable // parts, settings))
     kept = size.boundary if configuration.recompute else size.saved

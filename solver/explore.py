@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from autoplan.costs.memory import state_bytes
 from autoplan.errors import SolverLimitError, UsageError
 from autoplan.ir.graph import Graph, dtype_size
 from autoplan.ir.hardware import Cluster
-from autoplan.solver.blocks import ALPHAS, BlockPricer, ModelPoint
+from autoplan.solver.blocks import ALPHAS, BlockPricer, ModelPoint, Question
 from autoplan.solver.bounds import ModelSize, memory_bound, model_size, time_bound
 from autoplan.solver.pricing import Overflow, Priced, price
 from autoplan.solver.space import Configuration, Pins
@@ -34,6 +35,7 @@ __all__ = [
 
 Progress = Callable[[str], None]
 _REPORT_PERIOD = 2.0
+_SAMPLE = 10**6
 
 
 class _Level(IntEnum):
@@ -157,24 +159,34 @@ class Searcher:
         return self._results[configuration]
 
     def _price(self, configuration: Configuration) -> Priced | Overflow:
-        graph = self.problem.graphs[configuration.micro_batch_size]
-        weights = ALPHAS if configuration.mesh.tp > 1 else ALPHAS[:1]
-        leanest: Overflow | None = None
-        for alpha in weights:
-            result = price(
-                graph,
-                configuration,
-                self._point(configuration, alpha),
-                self.problem.cluster,
-                adam=self.problem.adam,
-                memory_limit=self.problem.memory_limit,
-            )
+        """Price at the least memory weight that fits: the fastest strategies if they do."""
+        fastest = self._price_at(configuration, ALPHAS[0])
+        if isinstance(fastest, Priced) or configuration.mesh.tp == 1:
+            return fastest
+        best = self._price_at(configuration, ALPHAS[-1])
+        if isinstance(best, Overflow):
+            return min(fastest, best, key=lambda overflow: overflow.peak_memory)
+        low, high = 1, len(ALPHAS) - 1
+        while low < high:
+            middle = (low + high) // 2
+            result = self._price_at(configuration, ALPHAS[middle])
             if isinstance(result, Priced):
-                return result
-            if leanest is None or result.peak_memory < leanest.peak_memory:
-                leanest = result
-        assert leanest is not None
-        return leanest
+                high = middle
+                if result.step_time < best.step_time:
+                    best = result
+            else:
+                low = middle + 1
+        return best
+
+    def _price_at(self, configuration: Configuration, alpha: float) -> Priced | Overflow:
+        return price(
+            self.problem.graphs[configuration.micro_batch_size],
+            configuration,
+            self._point(configuration, alpha),
+            self.problem.cluster,
+            adam=self.problem.adam,
+            memory_limit=self.problem.memory_limit,
+        )
 
     def extend_deadline(self, deadline: float) -> None:
         """Let later searches run until ``deadline`` (monotonic seconds)."""
@@ -195,14 +207,21 @@ class Searcher:
         return dtype_size(next(iter(self.problem.graphs.values())).dtype)
 
     def _point(self, configuration: Configuration, alpha: float) -> ModelPoint:
-        return self.blocks.point(
-            configuration.micro_batch_size,
-            configuration.mesh.tp,
+        mesh = configuration.mesh
+        microbatches = configuration.microbatches
+        # A stage holds on average about half of the pipeline's microbatches in flight.
+        flight = min(microbatches, (mesh.pp + 1) / 2) if configuration.pipelined else 1
+        settings = configuration.memory_settings(self._itemsize(), adam=self.problem.adam)
+        state = sum(state_bytes(_SAMPLE, _SAMPLE, settings)) / (_SAMPLE * self._itemsize())
+        question = Question(
+            size=configuration.micro_batch_size,
+            tp=mesh.tp,
             recompute=configuration.recompute,
-            microbatches=configuration.microbatches,
+            spread=microbatches,
             alpha=alpha,
-            deadline=self.problem.deadline,
+            state_ratio=state / flight,
         )
+        return self.blocks.point(question, self.problem.deadline)
 
     def _bound(self, configuration: Configuration, level: _Level) -> float:
         size, tp = configuration.micro_batch_size, configuration.mesh.tp

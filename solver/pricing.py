@@ -33,7 +33,7 @@ from autoplan.solver.blocks import ModelPoint
 from autoplan.solver.inter import ChainItem, StageCut, cut_stages
 from autoplan.solver.space import Configuration
 
-__all__ = ["Overflow", "Priced", "StageOutcome", "pipeline_bound", "price"]
+__all__ = ["Overflow", "Priced", "StageOutcome", "price"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,17 +79,6 @@ class _Blocks:
     memories: tuple[BlockMemory, ...]
 
 
-def pipeline_bound(total: float, stages: int, microbatches: int) -> float:
-    """Least seconds in which any cut into ``stages`` can run ``microbatches``.
-
-    ``total`` is the time of one microbatch through all stages. Stage s works ``m t_s`` and
-    waits at least for one microbatch to pass the stages before it, forward and back:
-    ``T >= m t_s + sum_{j<s} t_j`` for every s, whose least common T is
-    ``total / (1 - (1 - 1/m)^stages)``.
-    """
-    return total / (1.0 - (1.0 - 1.0 / microbatches) ** stages)
-
-
 def price(
     graph: Graph,
     configuration: Configuration,
@@ -102,7 +91,7 @@ def price(
     """Price a configuration with those strategies, cut into stages as well as possible."""
     shared_time, shared_bytes = shared_costs(graph, cluster)
     blocks = _blocks(graph, configuration, point, cluster)
-    settings = _settings(graph, configuration, adam)
+    settings = configuration.memory_settings(dtype_size(graph.dtype), adam=adam)
     stages = configuration.mesh.pp
     flights = [
         in_flight(configuration.schedule, stage, stages, configuration.microbatches)
@@ -192,17 +181,6 @@ def _blocks(
             )
         )
     return _Blocks(tuple(times), tuple(memories))
-
-
-def _settings(graph: Graph, configuration: Configuration, adam: bool) -> MemorySettings:
-    return MemorySettings(
-        zero=configuration.zero,
-        dp_shard=configuration.mesh.dp_shard,
-        itemsize=dtype_size(graph.dtype),
-        adam=adam,
-        pipelined=configuration.pipelined,
-        microbatches=configuration.microbatches,
-    )
 
 
 def _cut(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from autoplan.costs.memory import MemorySettings
 from autoplan.errors import UsageError
 from autoplan.ir.mesh import Mesh
 
@@ -49,6 +50,17 @@ class Configuration:
     def pipelined(self) -> bool:
         """Whether there is more than one stage."""
         return self.mesh.pp > 1
+
+    def memory_settings(self, itemsize: int, *, adam: bool) -> MemorySettings:
+        """What sets the bytes of a parameter; ``itemsize`` is that of the compute dtype."""
+        return MemorySettings(
+            zero=self.zero,
+            dp_shard=self.mesh.dp_shard,
+            itemsize=itemsize,
+            adam=adam,
+            pipelined=self.pipelined,
+            microbatches=self.microbatches,
+        )
 
     def label(self) -> str:
         """Short text for reports."""

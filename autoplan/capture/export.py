@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
 
+from autoplan.capture.constants import WatchConstants
 from autoplan.capture.failure import capture_error, user_line
 from autoplan.capture.trace import Trace, TracedOp, TracedTensor
 from autoplan.errors import CaptureError
@@ -31,13 +32,17 @@ _DROPPED_KEYWORDS = {"pin_memory", "layout"}
 def export_trace(module: nn.Module, batch: Mapping[str, Tensor], *, name: str) -> Trace:
     """Trace of ``module(**batch)``; both on the meta device."""
     _check_signature(module, batch, name=name)
+    watch = WatchConstants()
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), watch:
             program = torch.export.export(module, (), dict(batch), strict=False)
     except Exception as error:
         # Tracing runs the user's forward: whatever it raises is theirs to see, by line.
         raise capture_error(error, module, name=name) from error
-    return _Reader(program, module, batch, name=name).read()
+    trace = _Reader(program, module, batch, name=name).read()
+    trace.constants.update(program.constants)
+    trace.constants.update(watch.values(program.constants, name=name))
+    return trace
 
 
 def _check_signature(module: nn.Module, batch: Mapping[str, Tensor], *, name: str) -> None:
@@ -70,7 +75,6 @@ class _Reader:
         self.current: dict[str, str] = {}
         self.storage: dict[str, int] = {}
         self.overwritten: set[str] = set()
-        self.trace.constants.update(program.constants)
 
     def read(self) -> Trace:
         env: dict[str, Any] = {}
@@ -207,6 +211,8 @@ class _Reader:
             module_path=stack[-1][0] if stack else "",
             source=user_line(node),
         )
+        if op.packet == "detach_" and not self.trace.tensors[op.inputs[0]].requires_grad:
+            return args[0]
         written = _written(target)
         if written and not self._functional(op, target, written):
             return args[0]

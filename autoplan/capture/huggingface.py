@@ -92,8 +92,9 @@ class HuggingFaceSource(ModelSource):
         try:
             module = auto.from_config(config, **settings)
         except (ValueError, TypeError, KeyError, ZeroDivisionError, RuntimeError) as error:
+            text = " ".join(str(error).split())
             raise InputError(
-                f"{self.spec}: transformers can't build this configuration: {' '.join(str(error).split())}",
+                f"{self.spec}: transformers can't build this configuration: {text}",
                 hint="check the configuration and the values given with --set",
             ) from error
         return _as_loss_module(module, self.task)
@@ -115,7 +116,9 @@ class HuggingFaceSource(ModelSource):
             vocabulary = config.get_text_config().vocab_size
             ids = torch.randint(0, vocabulary, shape2, generator=random)
             labels = torch.randint(0, vocabulary, shape2, generator=random)
-            inputs = {"input_ids": ids, "labels": ids if self.task == "causal_lm" else labels}
+            if self.task == "causal_lm":
+                labels = ids.clone()
+            inputs = {"input_ids": ids, "labels": labels}
         return {key: value.to(device) for key, value in inputs.items()}
 
     def reduced(self, *, layers: int, tp: int) -> HuggingFaceSource | None:

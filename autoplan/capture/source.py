@@ -87,9 +87,11 @@ def torch_dtype(dtype: str | torch.dtype) -> torch.dtype:
 
 def disable_dropout(module: nn.Module) -> nn.Module:
     """The same module with every dropout probability set to 0."""
-    for child in module.modules():
-        for key, value in list(vars(child).items()):
-            is_rate = "drop" in key and isinstance(value, float)
-            if is_rate or (isinstance(child, nn.modules.dropout._DropoutNd) and key == "p"):
-                setattr(child, key, 0.0)
+    owners: list[object] = list(module.modules())
+    configs = [getattr(owner, "config", None) for owner in owners]
+    for owner in owners + [config for config in configs if hasattr(config, "__dict__")]:
+        is_dropout = isinstance(owner, nn.modules.dropout._DropoutNd)
+        for key, value in list(vars(owner).items()):
+            if isinstance(value, float) and ("drop" in key or (is_dropout and key == "p")):
+                setattr(owner, key, 0.0)
     return module

@@ -15,7 +15,14 @@ from autoplan.capture import capture, disable_dropout, list_models, load_model
 SEQ_LEN = 16
 
 
-@pytest.mark.parametrize("name", list_models())
+# At reduced size these two are what gpt2 and llama3-8b are.
+_SLOW = {"gpt2-xl", "llama3-70b"}
+_NAMES = [
+    pytest.param(name, marks=pytest.mark.slow if name in _SLOW else ()) for name in list_models()
+]
+
+
+@pytest.mark.parametrize("name", _NAMES)
 def test_graph_equals_model(name, run_graph):
     source = load_model(name).reduced(layers=2, tp=2)
     assert source is not None
@@ -52,3 +59,31 @@ def test_example_file_and_config_directory(tmp_path, run_graph):
     assert (tied.fqn, tied.aliases) == ("embed.weight", ("head.weight",))
     assert [i.name for i in graph.instances][1:-1] == [f"layers.{i}" for i in range(6)]
     assert source.reduced(layers=1, tp=1) is None
+
+
+def test_constants_and_no_grad_regions(tmp_path, run_graph):
+    """Tensors made from Python numbers keep their values; ``no_grad`` results carry none."""
+    file = tmp_path / "model.py"
+    file.write_text(
+        "import torch\nfrom torch import nn\n"
+        "class Model(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.w = nn.Parameter(torch.randn(4, 4))\n"
+        "        self.register_buffer('scale', torch.arange(4.0))\n"
+        "    def forward(self, x):\n"
+        "        y = x @ self.w * torch.tensor([1.0, 2.0, 3.0, 4.0], device=x.device)\n"
+        "        with torch.no_grad():\n"
+        "            norm = y.abs().amax()\n"
+        "        y = y + torch.tensor([0, 1, 0, 1])\n"
+        "        return (y / norm + self.scale * y.detach()).square().mean()\n"
+        "def model(): return Model()\n"
+        "def batch(batch_size, seq_len): return (torch.randn(batch_size, 4),)\n"
+    )
+    source = load_model(f"{file}:model")
+    graph = capture(source, seq_len=0, dtype="float32").at(5)
+    module, batch = source.build(), source.batch(5, 0)
+    expected, loss = module(**batch), run_graph(graph, module, batch)
+    assert_close(loss, expected)
+    want, got = (torch.autograd.grad(value, module.w) for value in (expected, loss))
+    assert_close(got, want)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from autoplan.simulate import simulate_pipeline
-from autoplan.solver.pricing import pipeline_bound
+from autoplan.solver.bounds import pipeline_bound
 
 
 def test_pipeline_bound_is_below_every_cut() -> None:

@@ -1,14 +1,19 @@
-"""Emitted programs on gloo ranks: loss and every gradient equal the unsharded model's."""
+"""Emitted programs on gloo ranks: loss, every gradient, and the collectives they issue."""
 
-import dataclasses
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from autoplan.capture import capture, load_model
+from autoplan.costs.block import collectives
 from autoplan.emit import emit_program
-from autoplan.ir.mesh import Mesh
-from autoplan.ir.placement import Shard
+from autoplan.errors import VerificationError
+from autoplan.ir.mesh import Group, Mesh
+from autoplan.ir.placement import Shard, parse_placement
+from autoplan.ir.record import strategies_from_record
+from autoplan.profiles import load_cluster
+from autoplan.verify import verify
 from autoplan.verify.compare import compare
 from autoplan.verify.launch import run_programs
 from autoplan.verify.reference import write_reference
@@ -18,6 +23,7 @@ pytestmark = pytest.mark.dist
 
 SEQ_LEN = 16
 MICRO_BATCH_SIZE = 2
+TIED = f"{Path(__file__).parent / 'tied_model.py'}:build"
 
 TWO_RANKS = {
     "ddp": Setup(mesh=Mesh(dp_replicate=2), microbatches=2),
@@ -29,12 +35,14 @@ TWO_RANKS = {
     "tp_recompute": Setup(mesh=Mesh(tp=2), recompute="full"),
     "tp_random_1": Setup(mesh=Mesh(tp=2), seed=1),
     "tp_random_2": Setup(mesh=Mesh(tp=2), seed=2, boundary=Shard(2)),
+    "tp_random_3": Setup(mesh=Mesh(tp=2), seed=3, boundary=Shard(0)),
     "gpipe": Setup(mesh=Mesh(pp=2), schedule="gpipe", microbatches=4),
     "1f1b": Setup(mesh=Mesh(pp=2), schedule="1f1b", microbatches=4),
     "1f1b_recompute": Setup(mesh=Mesh(pp=2), schedule="1f1b", microbatches=4, recompute="full"),
 }
 FOUR_RANKS = {
     "tp_pp": Setup(mesh=Mesh(pp=2, tp=2), schedule="1f1b", microbatches=4, boundary=Shard(1)),
+    "tp_pp_random": Setup(mesh=Mesh(pp=2, tp=2), schedule="gpipe", microbatches=2, seed=4),
     "dp_tp": Setup(mesh=Mesh(dp_replicate=2, tp=2)),
     "fsdp_tp": Setup(mesh=Mesh(dp_shard=2, tp=2), zero=3, recompute="full", boundary=Shard(1)),
     "hsdp": Setup(mesh=Mesh(dp_replicate=2, dp_shard=2), zero=2),
@@ -42,33 +50,115 @@ FOUR_RANKS = {
 }
 
 
-@pytest.fixture(scope="module", params=["gpt2", "llama3-8b", "nanogpt"])
+@pytest.fixture(scope="module", params=["gpt2", "llama3-8b", "nanogpt", "file"])
 def captured(request):
     name = request.param
-    source = load_model(name, overrides={"attention_dropout": 0.0} if name == "llama" else {})
-    source = source.reduced(layers=2, tp=2)
+    source = load_model(TIED) if name == "file" else load_model(name).reduced(layers=2, tp=2)
     assert source is not None
     found = capture(source, seq_len=SEQ_LEN, dtype="float32")
     return source, found.at(MICRO_BATCH_SIZE), found.record()
 
 
+def charged(plan, graph, stage: int, *, again: bool) -> Counter:
+    """Collectives of the model axis in a step of a stage, as the cost model counts them.
+
+    ``again``: with those that recomputation repeats.
+    """
+    ranks = plan.mesh.tp
+    chosen = strategies_from_record(plan.graph)
+    count = Counter()
+    cut = plan.pipeline.stages[stage]
+    for instance in graph.instances[cut.first : cut.last]:
+        record = plan.graph.classes[instance.block_class]
+        for call in collectives(
+            graph.classes[instance.block_class],
+            chosen[instance.block_class],
+            tuple(map(parse_placement, record.boundary_in)),
+            tuple(map(parse_placement, record.boundary_out)),
+            Group(ranks, ranks),
+            load_cluster("cpu:2"),
+        ):
+            repeats = again and plan.recompute == "full" and not call.backward
+            times = plan.pipeline.microbatches * (2 if repeats else 1)
+            count[call.kind.value, call.payload] += times
+    return count
+
+
 @pytest.mark.parametrize("setups", [TWO_RANKS, FOUR_RANKS], ids=["2_ranks", "4_ranks"])
-def test_loss_and_gradients_equal_the_unsharded_models(captured, setups, tmp_path: Path):
+def test_programs_equal_the_unsharded_model(captured, setups, tmp_path: Path):
     source, graph, record = captured
-    plans, programs, losses = [], [], []
+    plans, programs, losses = [], [], {}
     for name, setup in setups.items():
         plan = make_plan(graph, record, setup, seq_len=SEQ_LEN)
-        reference = tmp_path / f"{setup.samples(MICRO_BATCH_SIZE)}.pt"
-        if not reference.exists():
-            write_reference(source, plan, reference)
-        losses.append(write_reference(source, plan, reference))
+        samples = setup.samples(MICRO_BATCH_SIZE)
+        reference = tmp_path / f"{samples}.pt"
+        if samples not in losses:
+            losses[samples] = write_reference(source, plan, reference)
         emit_program(plan, tmp_path / name)
         plans.append(plan)
         programs.append((tmp_path / name, reference))
     ranks = next(iter(setups.values())).mesh.ranks
-    findings = run_programs(programs, ranks=ranks, work=tmp_path / "work", timeout=300)
+    findings = run_programs(programs, ranks=ranks, work=tmp_path / "work", timeout=400)
     trainable = sum(p.trainable for p in graph.parameters)
-    for name, plan, found, loss in zip(setups, plans, findings, losses, strict=True):
-        report = compare(plan, found, loss)
-        print(name, report)
-        assert dataclasses.replace(report, name=name).compared == trainable
+    wrong = []
+    for (name, setup), plan, found in zip(setups.items(), plans, findings, strict=True):
+        try:
+            report = compare(plan, found, losses[setup.samples(MICRO_BATCH_SIZE)])
+            assert report.compared == trainable
+        except VerificationError as error:
+            wrong.append(f"{name}: {error}")
+        for finding in found:
+            stage = finding.rank // (ranks // plan.mesh.pp)
+            least = charged(plan, graph, stage, again=False)
+            most = charged(plan, graph, stage, again=True)
+            got = Counter(finding.collectives)
+            # Recomputation stops at the last tensor that is needed, so a block's last
+            # collectives may not be repeated.
+            if not least <= got <= most:
+                wrong.append(f"{name}: issued {got}, charged {least} to {most}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.fixture(scope="module")
+def tied_program(tmp_path_factory):
+    """Folder of a sound tp 2 program of the user's file."""
+    found = capture(load_model(TIED), seq_len=SEQ_LEN, dtype="float32")
+    setup = Setup(mesh=Mesh(tp=2), boundary=Shard(1))
+    plan = make_plan(found.at(MICRO_BATCH_SIZE), found.record(), setup, seq_len=SEQ_LEN)
+    folder = tmp_path_factory.mktemp("programs") / "tied"
+    emit_program(plan, folder)
+    return folder
+
+
+def test_verify_finds_a_missing_gradient_sum(tied_program):
+    """The mutant forgets the sum of gradients that are partial."""
+    path = tied_program / "model.py"
+    sound = path.read_text()
+    assert "partial_grad=True" in sound
+    path.write_text(sound.replace("partial_grad=True", "partial_grad=False"))
+    try:
+        with pytest.raises(VerificationError, match=r"gradient of \S+ differs") as caught:
+            verify(tied_program, timeout=200)
+    finally:
+        path.write_text(sound)
+    assert caught.value.exit_code == 8
+
+
+def test_verify_shows_the_error_of_a_rank_in_one_line(tied_program):
+    path = tied_program / "model.py"
+    sound = path.read_text()
+    path.write_text(sound.replace("rt.reduce_scatter(", "rt.reduce_scattered("))
+    try:
+        with pytest.raises(
+            VerificationError, match="has no attribute 'reduce_scattered'"
+        ) as caught:
+            verify(tied_program, timeout=200)
+    finally:
+        path.write_text(sound)
+    assert "\n" not in str(caught.value)
+
+
+def test_verify_at_reduced_size_says_so(tied_program):
+    report = verify(tied_program, reduced=True, timeout=200)
+    assert report.ranks == 2
+    assert "reduced" in str(report)
