@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "report": DATA | {"report"},
     "plan_file": DATA,
     "plan_checks": DATA,
-    "verify": DATA | {"verify", "capture", "rules", "emit", "runtime"},
+    "verify": DATA | {"verify", "capture", "rules", "emit", "runtime", "plan_file"},
     "cli": None,
 }
 ONLY_IN = {

@@ -2,7 +2,8 @@
 
 A cut is wanted at both ends of each item of a ``ModuleList`` or ``Sequential`` (a
 transformer layer, a residual unit), as deep in the module tree as single tensors cross
-every one of the ends. What lies between such items forms blocks of its own.
+every one of the ends; up to four where more must (a decoder that reads its encoder).
+What lies between such items forms blocks of its own.
 """
 
 from __future__ import annotations
@@ -38,11 +39,7 @@ def cut_into_segments(trace: Trace, module: nn.Module) -> list[Segment]:
     ops = [op for op in trace.ops if any(trace.tensors[n].dependent for n in op.outputs)]
     live = _live(ops, trace)
     ends: dict[int, None] = {}
-    items: dict[tuple[int, int], str] = {}
-    for width in range(1, _MAX_WIDTH + 1):
-        items = _items(ops, module, [len(names) <= width for names in live])
-        if items:
-            break
+    items = _items(ops, module, [len(names) for names in live])
     for start, stop in items:
         ends.update({start: None, stop: None})
     positions = sorted({0, len(ops), *ends})
@@ -92,10 +89,39 @@ def _live(ops: list[TracedOp], trace: Trace) -> list[tuple[str, ...]]:
     return crossing
 
 
-def _items(
-    ops: list[TracedOp], module: nn.Module, allowed: list[bool]
-) -> dict[tuple[int, int], str]:
-    """Span of each item of the accepted containers, deepest container first wins."""
+def _items(ops: list[TracedOp], module: nn.Module, widths: list[int]) -> dict[tuple[int, int], str]:
+    """Span of each item of the accepted containers; the deepest container wins.
+
+    A container at whose ends several tensors cross counts only away from narrower ones.
+    """
+    spans = _spans(ops, module)
+    accepted: list[str] = []
+    for width in range(1, _MAX_WIDTH + 1):
+        allowed = [crossing <= width for crossing in widths]
+        accepted += [
+            container
+            for container, members in spans.items()
+            if not (width > 1 and any(_nested(container, other) for other in accepted))
+            and container not in accepted
+            and _accepted(members, module, allowed)
+        ]
+    found: dict[tuple[int, int], str] = {}
+    for container in sorted(accepted, key=lambda path: path.count(".") + (path != "")):
+        found.update({span: item for item, span in spans[container].items()})
+    return found
+
+
+def _nested(one: str, other: str) -> bool:
+    return (
+        one == ""
+        or other == ""
+        or f"{one}.".startswith(f"{other}.")
+        or f"{other}.".startswith(f"{one}.")
+    )
+
+
+def _spans(ops: list[TracedOp], module: nn.Module) -> dict[str, dict[str, tuple[int, int]]]:
+    """First and last operator of each item, by container."""
     containers = _containers(module)
     spans: dict[str, dict[str, tuple[int, int]]] = {}
     for index, op in enumerate(ops):
@@ -106,12 +132,7 @@ def _items(
             members = spans.setdefault(container, {})
             first, _ = members.get(item, (index, index))
             members[item] = (first, index + 1)
-    found: dict[tuple[int, int], str] = {}
-    for container in sorted(spans, key=lambda path: path.count(".") + (path != "")):
-        members = spans[container]
-        if _accepted(members, module, allowed):
-            found.update({span: item for item, span in members.items()})
-    return found
+    return spans
 
 
 def _accepted(

@@ -75,6 +75,7 @@ class _Reader:
         self.current: dict[str, str] = {}
         self.storage: dict[str, int] = {}
         self.overwritten: set[str] = set()
+        self.prefix = ""
 
     def read(self) -> Trace:
         env: dict[str, Any] = {}
@@ -83,7 +84,7 @@ class _Reader:
         for node in self.program.graph.nodes:
             if node.op == "placeholder":
                 env[node.name] = self._placeholder(node, specs[node.name], user_inputs)
-        self._run(self.program.graph_module, env, grad=True)
+        self._run(self.program.graph_module, env)
         return self.trace
 
     def _placeholder(self, node: Any, spec: Any, user_inputs: Any) -> Ref:
@@ -123,12 +124,12 @@ class _Reader:
             **facts,
         )
 
-    def _run(self, graph_module: Any, env: dict[str, Any], *, grad: bool) -> Any:
+    def _run(self, graph_module: Any, env: dict[str, Any]) -> Any:
         for node in graph_module.graph.nodes:
             if node.op == "get_attr":
                 env[node.name] = self._attribute(graph_module, node)
             elif node.op == "call_function":
-                env[node.name] = self._call(graph_module, node, env, grad=grad)
+                env[node.name] = self._call(graph_module, node, env)
             elif node.op == "output":
                 result = self._arg(node.args[0], env)
         if graph_module is self.program.graph_module:
@@ -158,7 +159,7 @@ class _Reader:
             )  # fmt: skip
         return Ref(name)
 
-    def _call(self, graph_module: Any, node: Any, env: dict[str, Any], *, grad: bool) -> Any:
+    def _call(self, graph_module: Any, node: Any, env: dict[str, Any]) -> Any:
         target = node.target
         if target is operator.getitem:
             return env[node.args[0].name][node.args[1]]
@@ -172,7 +173,7 @@ class _Reader:
                 f"{self.name}: {name} at {user_line(node)} is no tensor operator",
                 hint="sizes that depend on data can't be planned for",
             )
-        return self._operator(node, target, env, grad=grad)
+        return self._operator(node, target, env)
 
     def _inline(self, node: Any, env: dict[str, Any], name: str) -> Any:
         args = [self._arg(arg, env) for arg in node.args]
@@ -186,10 +187,38 @@ class _Reader:
                     f"{self.name}: {name} at {user_line(node)} can't be planned",
                     hint="write this part with plain tensor operators",
                 )
+        if not grad:
+            rest = [self._detached(arg, node) for arg in rest]
         names = [item.name for item in inner.graph.nodes if item.op == "placeholder"]
-        return self._run(inner, dict(zip(names, rest, strict=True)), grad=grad)
+        outer, self.prefix = self.prefix, f"{self.prefix}{node.name}."
+        result = self._run(inner, dict(zip(names, rest, strict=True)))
+        self.prefix = outer
+        return result
 
-    def _operator(self, node: Any, target: Any, env: dict[str, Any], *, grad: bool) -> Any:
+    def _detached(self, arg: Any, node: Any) -> Any:
+        """The argument without gradient: what it means for a region to have none."""
+        if not isinstance(arg, Ref) or not self.trace.tensors[arg.name].requires_grad:
+            return arg
+        name = f"{node.name}.{arg.name}.detached"
+        if name not in self.trace.tensors:
+            stack = list(node.meta.get("nn_module_stack", {}).values())
+            op = TracedOp(
+                target="aten.detach.default",
+                args=(arg,),
+                kwargs=(),
+                outputs=(name,),
+                module_path=stack[-1][0] if stack else "",
+                source=user_line(node),
+            )
+            tensor = self.trace.tensors[arg.name]
+            self.trace.tensors[name] = replace(
+                tensor, kind=TensorKind.ACTIVATION, requires_grad=False, fqn=""
+            )
+            self.storage[name] = self.storage[arg.name]
+            self.trace.ops.append(op)
+        return Ref(name)
+
+    def _operator(self, node: Any, target: Any, env: dict[str, Any]) -> Any:
         args = tuple(self._arg(arg, env) for arg in node.args)
         kwargs = tuple(
             (key, self._arg(arg, env))
@@ -201,7 +230,8 @@ class _Reader:
         values = [values] if single else list(values)
         if any(not isinstance(value, Tensor) for value in values):
             raise CaptureError(f"{self.name}: {target} at {user_line(node)} gives no tensor")
-        outputs = tuple([node.name] if single else [f"{node.name}.{i}" for i in range(len(values))])
+        name = self.prefix + node.name
+        outputs = tuple([name] if single else [f"{name}.{i}" for i in range(len(values))])
         stack = list(node.meta.get("nn_module_stack", {}).values())
         op = TracedOp(
             target=str(target),
@@ -218,7 +248,7 @@ class _Reader:
             return args[0]
         if written:
             op = _as_functional(op)
-        self._outputs(op, values, grad=grad, fresh=bool(written))
+        self._outputs(op, values, fresh=bool(written))
         self.trace.ops.append(op)
         if written:
             before = op.inputs[0]
@@ -228,11 +258,11 @@ class _Reader:
             self.overwritten.add(before)
         return Ref(outputs[0]) if single else tuple(map(Ref, outputs))
 
-    def _outputs(self, op: TracedOp, values: list[Tensor], *, grad: bool, fresh: bool) -> None:
+    def _outputs(self, op: TracedOp, values: list[Tensor], *, fresh: bool) -> None:
         tensors = self.trace.tensors
         inputs = [tensors[name] for name in op.inputs]
         dependent = any(tensor.dependent for tensor in inputs)
-        flows = grad and any(tensor.requires_grad for tensor in inputs)
+        flows = any(tensor.requires_grad for tensor in inputs)
         flows = flows and op.packet not in _NO_GRADIENT
         for name, value in zip(op.outputs, values, strict=True):
             base = name if fresh else self._base(op, name, value)

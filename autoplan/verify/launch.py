@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +17,8 @@ from autoplan.errors import VerificationError
 __all__ = ["Finding", "run_programs"]
 
 _WORKER = Path(__file__).parent / "worker.py"
+# Seconds that torchrun gets to end the ranks; it kills them itself after 30.
+_GRACE = 45.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,22 +85,29 @@ def _launch(job: Path, *, ranks: int, timeout: float) -> str:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,
     )
     try:
         _, stderr = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired as error:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        _stop(process)
         raise VerificationError(
             f"the program did not finish a step on {ranks} ranks within {timeout:.0f} s",
             hint="ranks may wait for each other, or the model is large: try --timeout or --reduced",
         ) from error
     except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        _stop(process)
         raise
     return stderr
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    """End torchrun and its ranks: they have sessions of their own, so it must end them."""
+    process.terminate()
+    try:
+        process.communicate(timeout=_GRACE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
 
 
 def _finding(output: Path, index: int, rank: int, folder: Path, stderr: str) -> Finding:

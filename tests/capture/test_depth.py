@@ -72,3 +72,35 @@ def test_digest_does_not_depend_on_hash_seed():
         check=True,
     )
     assert run.stdout.strip() == here
+
+
+def test_tensor_that_skips_over_blocks(tmp_path, run_graph):
+    """What each decoder layer reads from the encoder is handed on through every block."""
+    file = tmp_path / "model.py"
+    file.write_text(
+        "import torch\nfrom torch import nn\n"
+        "class Layer(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.a = nn.Linear(8, 8)\n"
+        "    def forward(self, x, memory): return x + self.a(x) * memory\n"
+        "class Model(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.encoder = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))\n"
+        "        self.decoder = nn.ModuleList(Layer() for _ in range(6))\n"
+        "    def forward(self, x):\n"
+        "        for layer in self.encoder: x = layer(x)\n"
+        "        y = x * 2\n"
+        "        for layer in self.decoder: y = layer(y, x)\n"
+        "        return y.square().mean()\n"
+        "def model(): return Model()\n"
+        "def batch(batch_size, seq_len): return {'x': torch.randn(batch_size, 8)}\n"
+    )
+    source = load_model(f"{file}:model")
+    graph = capture(source, seq_len=0, dtype="float32").at(4)
+    layers = [graph.block_class(i) for i in graph.instances if i.name.startswith("decoder.")]
+    assert len(layers) == 6
+    assert all(len(layer.inputs) == 2 for layer in layers)
+    module, batch = source.build(), source.batch(4, 0)
+    assert run_graph(graph, module, batch).item() == pytest.approx(module(**batch).item())

@@ -1,5 +1,6 @@
 """Emitted programs on gloo ranks: loss, every gradient, and the collectives they issue."""
 
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -147,11 +148,9 @@ def test_verify_finds_a_missing_gradient_sum(tied_program):
 def test_verify_shows_the_error_of_a_rank_in_one_line(tied_program):
     path = tied_program / "model.py"
     sound = path.read_text()
-    path.write_text(sound.replace("rt.reduce_scatter(", "rt.reduce_scattered("))
+    path.write_text(sound.replace("aten.layer_norm.", "aten.layer_normal."))
     try:
-        with pytest.raises(
-            VerificationError, match="has no attribute 'reduce_scattered'"
-        ) as caught:
+        with pytest.raises(VerificationError, match="has no attribute 'layer_normal'") as caught:
             verify(tied_program, timeout=200)
     finally:
         path.write_text(sound)
@@ -162,3 +161,26 @@ def test_verify_at_reduced_size_says_so(tied_program):
     report = verify(tied_program, reduced=True, timeout=200)
     assert report.ranks == 2
     assert "reduced" in str(report)
+
+
+def test_verify_ends_ranks_that_hang(tied_program):
+    path = tied_program / "model.py"
+    sound = path.read_text()
+    mark = tied_program / "pids"
+    mark.mkdir()
+    hang = f"""
+import os, time
+(Path({str(mark)!r}) / str(os.getpid())).touch()
+time.sleep(600)
+"""
+    path.write_text(sound + hang)
+    try:
+        with pytest.raises(VerificationError, match="did not finish a step on 2 ranks within"):
+            verify(tied_program, timeout=25)
+    finally:
+        path.write_text(sound)
+    pids = [int(file.name) for file in mark.iterdir()]
+    assert len(pids) == 2
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
