@@ -59,7 +59,7 @@ def load_model(
     if path.suffix == ".json" or path.is_dir():
         folder = path if path.is_dir() else path.parent
         return huggingface_source(
-            name=folder.resolve().name,
+            name=_configuration_name(path),
             spec=spec,
             form="hf",
             config=read_config(path),
@@ -92,7 +92,7 @@ def model_from_record(record: ModelRecord, *, trust_remote_code: bool = False) -
     if record.spec == _NANOGPT:
         return _nanogpt(record.overrides)
     source = huggingface_source(
-        name=record.spec if record.form == "builtin" else Path(record.spec).resolve().name,
+        name=record.spec if record.form == "builtin" else _configuration_name(Path(record.spec)),
         spec=record.spec,
         form=record.form,
         config=record.config,
@@ -101,6 +101,13 @@ def model_from_record(record: ModelRecord, *, trust_remote_code: bool = False) -
         directory=str(Path(record.spec).parent),
     )
     return source
+
+
+def _configuration_name(path: Path) -> str:
+    """A file's own name, except ``config.json``, which is known by its folder."""
+    if path.suffix == ".json" and path.name != "config.json":
+        return path.stem
+    return (path.parent if path.suffix == ".json" else path).resolve().name
 
 
 def _nanogpt(overrides: Mapping[str, Json]) -> ModelSource:
