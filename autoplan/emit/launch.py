@@ -92,6 +92,8 @@ _LAUNCH = """#!/usr/bin/env bash
 set -euo pipefail
 cd "$(dirname "$0")"
 nodes=NODES
+# torchrun returns 1 whatever a rank returns; asking first gives the documented exit codes.
+python train.py --check "$@" || exit $?
 if [ "$nodes" -eq 1 ]; then
     exec torchrun --standalone --nproc-per-node PER_NODE train.py "$@"
 fi

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from autoplan.capture import ModelSource, model_from_record
 from autoplan.emit import emit_program
+from autoplan.errors import VerificationError
 from autoplan.ir.plan import Plan
 from autoplan.plan_file import read_plan
 from autoplan.verify.compare import VerifyReport, compare
 from autoplan.verify.launch import run_programs
 from autoplan.verify.precision import in_float32
 from autoplan.verify.reduced import reduced_plan
-from autoplan.verify.reference import write_reference
+from autoplan.verify.reference import rounding_errors, write_reference
 
 __all__ = ["MAX_PARAMETERS", "MAX_RANKS", "verify"]
 
@@ -76,7 +77,14 @@ def verify(
         (findings,) = run_programs(
             [(folder.resolve(), reference)], ranks=ranks, work=work, timeout=timeout
         )
-    return compare(subject.plan, findings, loss, reduced=subject.reduced)
+    try:
+        return compare(subject.plan, findings, loss, reduced=subject.reduced)
+    except VerificationError as error:
+        if "parameter" not in error.details:
+            raise
+    progress("comparing with the rounding of the unsharded model in float32")
+    rounding = rounding_errors(subject.source, subject.plan)
+    return compare(subject.plan, findings, loss, reduced=subject.reduced, rounding=rounding)
 
 
 def _subject(

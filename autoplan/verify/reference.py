@@ -9,7 +9,7 @@ import torch
 from autoplan.capture import ModelSource, disable_dropout
 from autoplan.ir.plan import Plan
 
-__all__ = ["write_reference"]
+__all__ = ["rounding_errors", "write_reference"]
 
 
 def write_reference(source: ModelSource, plan: Plan, path: Path, *, seed: int = 0) -> float:
@@ -18,26 +18,62 @@ def write_reference(source: ModelSource, plan: Plan, path: Path, *, seed: int = 
     The global batch is the plan's microbatches on all its data ranks; the loss is their mean.
     Dropout is off.
     """
+    module, batch = _built(source, plan, seed)
+    loss = _step(module, batch, plan)
+    torch.save(
+        {
+            "state": {name: p.detach() for name, p in module.named_parameters()},
+            "batch": batch,
+            "loss": loss,
+            "gradients": _gradients(module),
+        },
+        path,
+    )
+    return loss
+
+
+def rounding_errors(source: ModelSource, plan: Plan, *, seed: int = 0) -> dict[str, float]:
+    """Relative error of each float32 gradient of the unsharded model itself, from float64.
+
+    Sums that nearly cancel (the bias before a batch norm) round to more than a fixed
+    tolerance in any order of summation; this tells them from wrong gradients.
+    """
+    module, batch = _built(source, plan, seed)
+    _step(module, batch, plan)
+    single = _gradients(module)
+    exact_module, _ = _built(source, plan, seed)
+    exact_module.double()
+    wide = {k: v.double() if v.dtype == torch.float32 else v for k, v in batch.items()}
+    _step(exact_module, wide, plan)
+    exact = _gradients(exact_module)
+    return {
+        name: float((single[name] - exact[name]).abs().max() / exact[name].abs().max())
+        for name in single
+        if float(exact[name].abs().max()) > 0.0
+    }
+
+
+def _built(
+    source: ModelSource, plan: Plan, seed: int
+) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     torch.manual_seed(seed)
     module = disable_dropout(source.build(dtype="float32", device="cpu"))
+    parts = plan.pipeline.microbatches * plan.mesh.dp_replicate * plan.mesh.dp_shard
+    samples = plan.pipeline.micro_batch_size * parts
+    return module, source.batch(samples, plan.workload.seq_len, seed=seed, device="cpu")
+
+
+def _step(module: torch.nn.Module, batch: dict[str, torch.Tensor], plan: Plan) -> float:
     size = plan.pipeline.micro_batch_size
     parts = plan.pipeline.microbatches * plan.mesh.dp_replicate * plan.mesh.dp_shard
-    batch = source.batch(size * parts, plan.workload.seq_len, seed=seed, device="cpu")
     loss = 0.0
     for index in range(parts):
         share = {name: value[index * size : (index + 1) * size] for name, value in batch.items()}
         part = module(**share) / parts
         part.backward()
         loss += part.item()
-    parameters = dict(module.named_parameters())
-    gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
-    torch.save(
-        {
-            "state": {name: p.detach() for name, p in parameters.items()},
-            "batch": batch,
-            "loss": loss,
-            "gradients": gradients,
-        },
-        path,
-    )
     return loss
+
+
+def _gradients(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
