@@ -15,7 +15,7 @@ from torch.export.graph_signature import InputKind
 from autoplan.capture.constants import WatchConstants
 from autoplan.capture.failure import capture_error, user_line
 from autoplan.capture.trace import Trace, TracedOp, TracedTensor
-from autoplan.errors import CaptureError
+from autoplan.errors import CaptureError, UnsupportedOpError
 from autoplan.ir.graph import Const, Ref, TensorKind, tensor_refs
 
 __all__ = ["export_trace"]
@@ -27,6 +27,8 @@ _NO_GRADIENT = {
     "bernoulli", "one_hot", "argmax", "argmin",
 }  # fmt: skip
 _DROPPED_KEYWORDS = {"pin_memory", "layout"}
+# Operators of libraries that stand for one of torch's, argument by argument.
+_SAME_AS = {"transformers.grouped_mm_fallback.default": "aten._grouped_mm.default"}
 
 
 def export_trace(module: nn.Module, batch: Mapping[str, Tensor], *, name: str) -> Trace:
@@ -234,7 +236,7 @@ class _Reader:
         outputs = tuple([name] if single else [f"{name}.{i}" for i in range(len(values))])
         stack = list(node.meta.get("nn_module_stack", {}).values())
         op = TracedOp(
-            target=str(target),
+            target=self._target(node, str(target)),
             args=args,
             kwargs=kwargs,
             outputs=outputs,
@@ -257,6 +259,16 @@ class _Reader:
                     self.current[old] = outputs[0]
             self.overwritten.add(before)
         return Ref(outputs[0]) if single else tuple(map(Ref, outputs))
+
+    def _target(self, node: Any, target: str) -> str:
+        target = _SAME_AS.get(target, target)
+        if not target.startswith("aten."):
+            raise UnsupportedOpError(
+                f"{self.name}: custom operator {target} at {user_line(node)}",
+                hint="a generated program needs only torch: write this step with torch's own "
+                "operators",
+            )
+        return target
 
     def _outputs(self, op: TracedOp, values: list[Tensor], *, fresh: bool) -> None:
         tensors = self.trace.tensors

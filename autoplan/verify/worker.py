@@ -24,10 +24,6 @@ import torch.distributed as dist
 
 __all__: list[str] = []
 
-# A gradient that is zero but for rounding (the bias of attention's keys) is measured against
-# this fraction of the model's largest gradient.
-_FLOOR = 1e-3
-
 
 def _load(name: str, path: Path, search: Path | None = None) -> ModuleType:
     locations = None if search is None else [str(search)]
@@ -72,13 +68,12 @@ def _run(folder: Path, reference: Path, index: int) -> dict[str, Any]:
     with _runtime("collectives").record_collectives() as issued:
         loss = float(trainer.forward_backward(share))
     gradients = trainer.whole_gradients()
-    largest = max(value.abs().max().item() for value in expected["gradients"].values())
     errors = {}
     for fqn, gradient in gradients.items():
         # A parameter that the unsharded model does not use has no gradient there.
         want = expected["gradients"].get(fqn, torch.zeros(()))
         difference = (gradient.float() - want).abs().max().item()
-        scale = max(want.abs().max().item(), _FLOOR * largest)
+        scale = max(want.abs().max().item(), torch.finfo(torch.float32).tiny)
         # NaN must not pass as small.
         errors[fqn] = difference / scale if math.isfinite(difference) else math.inf
     held = sorted(trainer.parameters())
