@@ -1,0 +1,54 @@
+"""Capture and solve of four jobs as whole processes: wall time, peak memory, share of a target.
+
+    python benchmarks/solve_time.py
+
+Targets are for two cores: 15, 20, 40 and 60 seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+CASES = (
+    ("gpt2", "8xh100", 64, 1024, 15.0),
+    ("llama3-8b", "8xh100", 64, 4096, 20.0),
+    ("llama3-70b", "8x8xh100", 256, 4096, 40.0),
+    ("llama3-405b", "64x8xh100", 1024, 8192, 60.0),
+)
+
+
+def main() -> int:
+    """Print a row a job; 1 when one fails."""
+    print("job                        wall s  target  ratio  peak GiB  capture s  solve s   gap")
+    for model, cluster, batch, length, target in CASES:
+        command = [
+            sys.executable, "-m", "autoplan.cli", "solve", model, "--cluster", cluster,
+            "--global-batch", str(batch), "--seq-len", str(length), "--json", "-q",
+        ]  # fmt: skip
+        with tempfile.TemporaryDirectory() as name:
+            output = Path(name) / "plan.json"
+            start = time.perf_counter()
+            with output.open("wb") as stream:
+                process = subprocess.Popen(command, stdout=stream)
+                _, status, usage = os.wait4(process.pid, 0)
+            wall = time.perf_counter() - start
+            if status:
+                return 1
+            found = json.loads(output.read_text(encoding="utf-8"))
+        print(
+            f"{model + ' ' + cluster:25} {wall:7.1f} {target:7.0f} {wall / target:6.2f} "
+            f"{usage.ru_maxrss / 2**20:9.2f} {found['capture_time']:10.1f} "
+            f"{found['solve_time']:8.1f} {found['gap']:6.1%}",
+            flush=True,
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
