@@ -137,7 +137,7 @@ def test_bad_arguments_are_told_before_torch_is_loaded(
         (["missing.py:make", *CPU], 6, ["missing.py"]),
         (["broken/config.json", *CPU], 6, ["config.json"]),
         (["broken.py:make", *CPU], 6, ["broken.py"]),
-        (["notes.txt", *CPU], 2, ["notes.txt"]),
+        (["notes.txt", *CPU], 6, ["notes.txt"]),
     ],
 )
 def test_exit_codes(
