@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autoplan import __version__
+from autoplan.costs.compute import matmul_rate
 from autoplan.ir.graph import Graph
 from autoplan.ir.hardware import Cluster
 from autoplan.ir.placement import Placement, Replicate
@@ -122,7 +123,7 @@ def _prediction(
         count * sum(op.flop + op.flop_backward for op in block.ops)
         for count, block in zip(class_counts(graph), graph.classes, strict=True)
     )
-    peak = cluster.accelerator.peak(graph.dtype) * cluster.ranks
+    peak = matmul_rate(cluster.accelerator, graph.dtype) * cluster.ranks
     tokens = sequences * max(1, workload.seq_len)
     return PredictionRecord.model_validate(
         {
@@ -235,10 +236,18 @@ def _notes(graph: Graph, cluster: Cluster) -> tuple[str, ...]:
             + ", ".join(unknown)
             + "; add one with autoplan.register_rule"
         )
+    if graph.dtype not in dict(cluster.accelerator.matmul_peak):
+        notes.append(
+            f"{cluster.accelerator.name} has no {graph.dtype} units: matmuls are priced at its "
+            "float32 rate"
+        )
+    links = {link.name: link.sources for link in (cluster.intra, cluster.inter)}
     defaults = [
-        source.field
-        for source in cluster.accelerator.sources
+        field
+        for name, sources in {"": cluster.accelerator.sources, **links}.items()
+        for source in sources
         if source.provenance.value == "default"
+        for field in [f"{name} {source.field}".strip()]
     ]
     if defaults:
         notes.append("default, neither measured nor published: " + ", ".join(defaults))

@@ -36,7 +36,8 @@ A weight alpha values the memory of a block at alpha times its time.
 class Question:
     """What the strategies of a model are optimal for.
 
-    ``spread`` is the number of microbatches that share once-a-step costs. ``state_ratio`` is
+    ``spread`` is the number of microbatches that share the once-a-step sum of a partial gradient
+    in the compute dtype. ``state_ratio`` is
     how many bytes of memory a byte of parameters takes for each byte of saved activations.
     """
 
@@ -57,8 +58,6 @@ class ModelPoint:
     """Placements at each class's start and end."""
     solutions: tuple[BlockSolution, ...]
     costs: tuple[BlockCost, ...]
-    partial_grad: tuple[float, ...]
-    """Seconds once a step to sum each class's partial parameter gradients over tp."""
     microbatch_bound: float
     """Least seconds of a microbatch through the chain, partial gradients spread over the step."""
 
@@ -97,7 +96,7 @@ def _ends(
     return ins, outs
 
 
-_Solved = tuple[BlockSolution, BlockCost, float]
+_Solved = tuple[BlockSolution, BlockCost]
 
 
 class BlockPricer:
@@ -109,7 +108,6 @@ class BlockPricer:
         self._bounds: dict[tuple[int, int, int], tuple[float, float]] = {}
         self._solved: dict[tuple[object, ...], _Solved] = {}
         self._points: dict[Question, ModelPoint] = {}
-        self.programs_solved = 0
 
     def group(self, tp: int) -> Group:
         """The tp group: neighbours, so inside a node as far as it is large enough."""
@@ -200,16 +198,12 @@ class BlockPricer:
             memory_weight=memory_weight,
             deadline=deadline,
         )
-        self.programs_solved += question.tp > 1
         cost = block_cost(block, solution.strategies, ins, outs, group, self._cluster)
-        partial = per_byte * sum(
-            block.tensor(name).size for name, (_, grad) in solution.placements.items() if grad
-        )
-        self._solved[key] = (solution, cost, partial)
+        self._solved[key] = (solution, cost)
         return self._solved[key]
 
     def _partial_grad_cost(self, group: Group) -> float:
-        payload = 2**24
+        payload = 2**30  # large, so that the rate is below that of any real sum
         return collective_time(CollectiveKind.ALL_REDUCE, payload, group, self._cluster) / payload
 
     def _memory_weights(self, graph: Graph, index: int, question: Question) -> tuple[float, float]:
@@ -258,7 +252,6 @@ def _model_point(
         boundaries=tuple(_ends(block, boundary, tp) for block in graph.classes),
         solutions=tuple(item[0] for item in solved),
         costs=tuple(item[1] for item in solved),
-        partial_grad=tuple(item[2] for item in solved),
         microbatch_bound=sum(
             count * item[0].bound for count, item in zip(counts, solved, strict=True)
         ),

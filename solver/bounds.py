@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from autoplan.costs.data_parallel import data_parallel_times
 from autoplan.costs.memory import state_bytes
-from autoplan.costs.step import optimizer_time
+from autoplan.costs.step import optimizer_bytes
 from autoplan.ir.graph import BlockClass, Graph, dtype_size
 from autoplan.ir.hardware import Cluster
 from autoplan.solver.blocks import class_counts
@@ -80,37 +80,63 @@ def time_bound(
     configuration: Configuration,
     cluster: Cluster,
     *,
-    microbatch_time: float,
+    operators: float,
+    program: float,
     adam: bool,
 ) -> float:
-    """Seconds that the step takes at least; ``microbatch_time`` bounds one microbatch's work."""
+    """Seconds that the step takes at least.
+
+    ``operators`` bounds the work of one microbatch. ``program`` bounds that work plus a
+    microbatch's share of the once-a-step sums of partial gradients: those delay their own
+    stage only, so it holds on average over the stages but not along the pipeline.
+    """
     mesh = configuration.mesh
-    accelerator = cluster.accelerator
     parts = mesh.tp * mesh.pp
-    update = optimizer_time(
-        size.trainable // parts,
-        zero=configuration.zero,
-        dp_shard=mesh.dp_shard,
-        itemsize=dtype_size(graph.dtype),
-        adam=adam,
-        bandwidth=accelerator.memory_bandwidth,
+    update = (
+        optimizer_bytes(
+            size.trainable // parts,
+            zero=configuration.zero,
+            dp_shard=mesh.dp_shard,
+            itemsize=dtype_size(graph.dtype),
+            adam=adam,
+        )
+        / cluster.accelerator.memory_bandwidth
     )
+    microbatches = configuration.microbatches
     if configuration.pipelined:
-        return update + pipeline_bound(microbatch_time, mesh.pp, configuration.microbatches)
-    times = data_parallel_times(
-        numel=size.numel // mesh.tp,
-        trainable=size.trainable // mesh.tp,
-        itemsize=dtype_size(graph.dtype),
-        zero=configuration.zero,
-        mesh=mesh,
-        cluster=cluster,
-    )
-    work = microbatch_time
+        along = pipeline_bound(operators, mesh.pp, microbatches)
+        return update + max(along, microbatches * program / mesh.pp)
+    work = max(operators, program)
+    gather, reduce = _collectives(graph, configuration, cluster)
     tail = 0.0
     if configuration.zero >= 2:
         gathers = 2 if configuration.zero == 3 else 1
-        # One collective on all parameters has less latency than one a block: still a bound.
-        work = max(work, gathers * times.gather + times.reduce)
+        work = max(work, gathers * gather + reduce)
     else:
-        tail = max(0.0, times.reduce - work)
-    return configuration.microbatches * work + tail + update
+        tail = max(0.0, reduce - work)
+    return microbatches * work + tail + update
+
+
+def _collectives(
+    graph: Graph, configuration: Configuration, cluster: Cluster
+) -> tuple[float, float]:
+    """Seconds of gathering and of reducing every block once, were all parameters sharded."""
+    gather = reduce = 0.0
+    trainable = {p.fqn: p.trainable for p in graph.parameters}
+    seen: set[str] = set()
+    first = {instance.block_class: instance for instance in reversed(graph.instances)}
+    for index, count in enumerate(class_counts(graph)):
+        own = [fqn for fqn in first[index].parameters if fqn not in seen]
+        seen.update(own)
+        counts = {fqn: graph.parameter(fqn).numel // configuration.mesh.tp for fqn in own}
+        times = data_parallel_times(
+            numel=sum(counts.values()),
+            trainable=sum(n for fqn, n in counts.items() if trainable[fqn]),
+            itemsize=dtype_size(graph.dtype),
+            zero=configuration.zero,
+            mesh=configuration.mesh,
+            cluster=cluster,
+        )
+        gather += count * times.gather
+        reduce += count * times.reduce
+    return gather, reduce

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 from autoplan.costs.memory import state_bytes
-from autoplan.errors import SolverLimitError, UsageError
+from autoplan.errors import InternalError, SolverLimitError, UsageError
 from autoplan.ir.graph import Graph, dtype_size
 from autoplan.ir.hardware import Cluster
 from autoplan.solver.blocks import ALPHAS, BlockPricer, ModelPoint, Question
@@ -24,6 +25,7 @@ from autoplan.solver.pricing import Overflow, Priced, price
 from autoplan.solver.space import Configuration, Pins
 
 __all__ = [
+    "BoundLevel",
     "GraphFamily",
     "Outcome",
     "Problem",
@@ -38,7 +40,7 @@ _REPORT_PERIOD = 2.0
 _SAMPLE = 10**6
 
 
-class _Level(IntEnum):
+class BoundLevel(IntEnum):
     """How a bound was obtained, from cheap to tight."""
 
     OPERATORS = 0
@@ -46,7 +48,7 @@ class _Level(IntEnum):
     PROGRAM = 2
 
 
-_Entry = tuple[float, int, _Level, Configuration]
+_Entry = tuple[float, int, BoundLevel, Configuration]
 
 
 class GraphFamily(dict[int, Graph]):
@@ -98,10 +100,8 @@ class Searcher:
         self._results: dict[Configuration, Priced | Overflow] = {}
         self._reported = time.monotonic()
 
-    def run(
-        self, configurations: Iterable[Configuration], *, stop_at: float = float("inf")
-    ) -> Outcome:
-        """Best of those configurations; ``stop_at`` abandons bounds at or above it."""
+    def run(self, configurations: Iterable[Configuration]) -> Outcome:
+        """Best of those configurations."""
         outcome = Outcome()
         heap: list[_Entry] = []
         for order, configuration in enumerate(configurations):
@@ -109,33 +109,31 @@ class Searcher:
             if self.memory_needed(configuration) > self.problem.memory_limit:
                 outcome.pruned_memory += 1
                 continue
-            bound = self._bound(configuration, _Level.OPERATORS)
-            heap.append((bound, order, _Level.OPERATORS, configuration))
+            bound = self.bound(configuration, BoundLevel.OPERATORS)
+            heap.append((bound, order, BoundLevel.OPERATORS, configuration))
         heapq.heapify(heap)
         try:
-            self._drain(heap, outcome, stop_at)
+            self._drain(heap, outcome)
         except KeyboardInterrupt:
             outcome.termination = "interrupted"
         if heap:
             outcome.lower_bound = min(outcome.lower_bound, heap[0][0])
-        if outcome.best is not None:
-            outcome.lower_bound = min(outcome.lower_bound, outcome.best.step_time)
         outcome.pruned_time = len(heap)
         return outcome
 
-    def _drain(self, heap: list[_Entry], outcome: Outcome, stop_at: float) -> None:
+    def _drain(self, heap: list[_Entry], outcome: Outcome) -> None:
         while heap:
             found = outcome.best.step_time if outcome.best else float("inf")
-            if heap[0][0] >= min(found, stop_at) * (1 - 1e-9):
+            if heap[0][0] >= found * (1 - 1e-9):
                 return
             if time.monotonic() > self.problem.deadline:
                 outcome.termination = "time_limit"
                 return
             bound, order, level, configuration = heap[0]
             try:
-                if level < _Level.PROGRAM:
-                    level = _Level(level + 1)
-                    tighter = max(bound, self._bound(configuration, level))
+                if level < BoundLevel.PROGRAM:
+                    level = BoundLevel(level + 1)
+                    tighter = max(bound, self.bound(configuration, level))
                     heapq.heapreplace(heap, (tighter, order, level, configuration))
                     continue
                 result = self.result(configuration)
@@ -145,7 +143,16 @@ class Searcher:
             heapq.heappop(heap)
             if isinstance(result, Overflow):
                 outcome.overflows.append(result)
+                if configuration.mesh.tp > 1:
+                    # No memory weight tried fits; other strategies might.
+                    outcome.lower_bound = min(outcome.lower_bound, bound)
                 continue
+            if bound > result.step_time * (1 + 1e-9):
+                raise InternalError(
+                    f"bound {bound} s of {configuration.label()} exceeds its price "
+                    f"{result.step_time} s",
+                    hint="please report this with the command that you ran",
+                )
             outcome.lower_bound = min(outcome.lower_bound, bound)
             outcome.priced.append(result)
             if outcome.best is None or result.step_time < outcome.best.step_time:
@@ -211,34 +218,40 @@ class Searcher:
         microbatches = configuration.microbatches
         # A stage holds on average about half of the pipeline's microbatches in flight.
         flight = min(microbatches, (mesh.pp + 1) / 2) if configuration.pipelined else 1
-        settings = configuration.memory_settings(self._itemsize(), adam=self.problem.adam)
-        state = sum(state_bytes(_SAMPLE, _SAMPLE, settings)) / (_SAMPLE * self._itemsize())
+        itemsize = self._itemsize()
+        settings = configuration.memory_settings(itemsize, adam=self.problem.adam)
+        state = sum(state_bytes(_SAMPLE, _SAMPLE, settings)) / (_SAMPLE * itemsize)
         question = Question(
             size=configuration.micro_batch_size,
             tp=mesh.tp,
             recompute=configuration.recompute,
-            spread=microbatches,
+            spread=max(
+                1, math.ceil(microbatches * itemsize / configuration.gradient_bytes(itemsize))
+            ),
             alpha=alpha,
             state_ratio=state / flight,
         )
         return self.blocks.point(question, self.problem.deadline)
 
-    def _bound(self, configuration: Configuration, level: _Level) -> float:
+    def bound(self, configuration: Configuration, level: BoundLevel) -> float:
+        """Seconds that the configuration's step takes at least."""
         size, tp = configuration.micro_batch_size, configuration.mesh.tp
-        quick = self.blocks.quick_bound(size, tp, recompute=configuration.recompute)
-        if level is _Level.PROGRAM:
-            quick = self._point(configuration, 0.0).microbatch_bound
-        elif level is _Level.WITHOUT_RECOMPUTE and configuration.recompute:
+        operators = self.blocks.quick_bound(size, tp, recompute=configuration.recompute)
+        program = operators
+        if level is BoundLevel.PROGRAM:
+            program = self._point(configuration, 0.0).microbatch_bound
+        elif level is BoundLevel.WITHOUT_RECOMPUTE and configuration.recompute:
             # Recompute adds at least the forward's operators to the optimum without it.
             kept = dataclasses.replace(configuration, recompute=False)
-            again = quick - self.blocks.quick_bound(size, tp, recompute=False)
-            quick = self._point(kept, 0.0).microbatch_bound + again
+            again = operators - self.blocks.quick_bound(size, tp, recompute=False)
+            program = self._point(kept, 0.0).microbatch_bound + again
         return time_bound(
             self.problem.graphs[size],
             self.size(size),
             configuration,
             self.problem.cluster,
-            microbatch_time=quick,
+            operators=operators,
+            program=program,
             adam=self.problem.adam,
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 
-from autoplan.errors import Detail, InfeasibleError
+from autoplan.errors import Detail, InfeasibleError, SolverLimitError
 from autoplan.ir.hardware import Cluster
 from autoplan.solver.explore import Outcome, Problem, Searcher
 from autoplan.solver.pricing import Overflow, Priced
@@ -62,9 +62,20 @@ def _least_memory(searcher: Searcher, space: list[Configuration], outcome: Outco
     leanest = sorted(space, key=searcher.memory_needed)[:_LEANEST]
     overflows = list(outcome.overflows)
     for configuration in leanest:
-        result = searcher.result(configuration)
+        try:
+            result = searcher.result(configuration)
+        except SolverLimitError:
+            break
         if isinstance(result, Overflow):
             overflows.append(result)
+    if not overflows:
+        needed = searcher.memory_needed(leanest[0])
+        raise InfeasibleError(
+            f"no plan fits: every configuration needs more than the usable memory, the leanest "
+            f"({leanest[0].label()}) at least {format_bytes(needed)}",
+            hint="use more ranks, or a larger device",
+            details={"needed": needed, "memory_limit": searcher.problem.memory_limit},
+        )
     return min(overflows, key=lambda overflow: overflow.peak_memory)
 
 

@@ -7,7 +7,8 @@ A cut of items 0..n-1 into stages takes, with m microbatches and ``t_s`` seconds
 which is exact for GPipe when forward and backward have the same slowest stage, and an upper
 bound for 1F1B. Stage s must hold
 
-    sum static + in_flight[s] (sum activation + boundary it sends) + max transient <= limit
+    sum static + in_flight[s] (sum activation + boundary it sends) + max transient
+        + microbatches (boundary it receives + boundary it sends) <= limit
 
 where bytes of a tied parameter count once in each stage that uses it.
 
@@ -42,9 +43,10 @@ class ChainItem:
     """One block: seconds for one microbatch, bytes on a rank.
 
     ``activation`` is held for each microbatch in flight, ``boundary`` likewise when a stage
-    ends here; ``transient`` exists one block at a time; ``send`` is seconds to hand one
-    microbatch on. ``tied`` lists (key, bytes) that a stage holds once for all its items with
-    that key; they come on top of ``static``.
+    ends here, and once for every microbatch of the step on both sides of the end;
+    ``transient`` exists one block at a time; ``send`` is seconds to hand one microbatch on.
+    ``tied`` lists (key, bytes) that a stage holds once for all its items with that key; they
+    come on top of ``static``.
     """
 
     forward: float
@@ -92,7 +94,7 @@ def cut_stages(
             hint=f"use --pp {len(items)} or less",
         )
     assert len(in_flight) == stages
-    chain = _Chain(items, in_flight)
+    chain = _Chain(items, in_flight, microbatches)
     fits = chain.memory <= memory_limit
     ranges = _fastest(chain, fits, stages, microbatches)
     if ranges is None:
@@ -111,7 +113,9 @@ def cut_stages(
 class _Chain:
     """Tables over ranges [i, k): ``time`` and ``passing`` [i, k], ``memory`` [s, i, k]."""
 
-    def __init__(self, items: Sequence[ChainItem], in_flight: Sequence[int]) -> None:
+    def __init__(
+        self, items: Sequence[ChainItem], in_flight: Sequence[int], microbatches: int
+    ) -> None:
         count = len(items)
         self.time = _range_sums(np.array([item.forward + item.backward for item in items]))
         crossing = np.array([0.0, *(2 * item.send for item in items)])
@@ -123,7 +127,8 @@ class _Chain:
         static = static + _tied_bytes(items) + _range_maxima([item.transient for item in items])
         flying = _range_sums(np.array([item.activation for item in items], dtype=np.int64)) + sent
         flights = np.array(in_flight, dtype=np.int64)
-        self.memory: _Ints = static + flights[:, None, None] * flying
+        ends = microbatches * (sent[:, None] + sent[None, :])
+        self.memory: _Ints = static + ends + flights[:, None, None] * flying
         self.legal: _Bools = np.arange(count + 1)[None, :] > np.arange(count + 1)[:, None]
 
 

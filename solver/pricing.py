@@ -6,12 +6,13 @@ then that of the event simulation of the schedule, which for 1F1B with uneven st
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autoplan.costs.collectives import collective_time
-from autoplan.costs.compute import op_time
+from autoplan.costs.compute import memory_time, op_time
 from autoplan.costs.data_parallel import data_parallel_times
 from autoplan.costs.memory import (
     BlockMemory,
@@ -21,7 +22,7 @@ from autoplan.costs.memory import (
     state_bytes,
     unit_bytes,
 )
-from autoplan.costs.step import BlockTime, StageTime, optimizer_time, stage_time
+from autoplan.costs.step import BlockTime, StageTime, optimizer_bytes, stage_time
 from autoplan.ir.graph import BlockClass, BlockInstance, Graph, dtype_size
 from autoplan.ir.hardware import Cluster
 from autoplan.ir.mesh import Group, MeshAxis
@@ -90,6 +91,7 @@ def price(
 ) -> Priced | Overflow:
     """Price a configuration with those strategies, cut into stages as well as possible."""
     shared_time, shared_bytes = shared_costs(graph, cluster)
+    resident = sum(math.prod(b.shape) * dtype_size(b.dtype) for b in graph.buffers)
     blocks = _blocks(graph, configuration, point, cluster)
     settings = configuration.memory_settings(dtype_size(graph.dtype), adam=adam)
     stages = configuration.mesh.pp
@@ -100,18 +102,29 @@ def price(
         for stage in range(stages)
     ]
     sends = _send_times(graph, configuration, point, cluster)
-    cut = _cut(
-        graph, configuration, point, blocks, settings, flights, sends, memory_limit - shared_bytes
-    )
+    fixed = resident + shared_bytes * max(flights)
+    cut = _cut(graph, configuration, point, blocks, settings, flights, sends, memory_limit - fixed)
     memories = [
-        _stage_memory(graph, point, blocks, settings, first, last, flights[index], shared_bytes)
+        _stage_memory(
+            graph, point, blocks, settings, (first, last), flights[index], shared_bytes, resident
+        )
         for index, (first, last) in enumerate(cut.ranges)
     ]
     worst = max(memories, key=lambda memory: memory.peak)
     if worst.peak > memory_limit:
         return Overflow(configuration=configuration, peak_memory=worst.peak, memory=worst)
     times = [
-        _stage_time(graph, configuration, point, blocks, first, last, shared_time)
+        _stage_time(
+            graph,
+            configuration,
+            point,
+            blocks,
+            first,
+            last,
+            shared_time,
+            cluster,
+            dtype_size(graph.dtype),
+        )
         for first, last in cut.ranges
     ]
     return _finish(graph, configuration, point, cluster, cut, times, memories, sends, adam)
@@ -149,11 +162,14 @@ def _blocks(
     times, memories = [], []
     first_of = {i.block_class: i for i in reversed(graph.instances)}
     itemsize = dtype_size(graph.dtype)
+    seen: set[str] = set()
     for index, cost in enumerate(point.costs):
-        instance = first_of[index]
-        fqns = dict(zip(graph.classes[index].parameters, instance.parameters, strict=True))
-        numel = sum(count for _, count, _ in cost.parameters)
-        learnt = sum(count for name, count, _ in cost.parameters if trainable[fqns[name]])
+        counts = _local_counts(point, first_of[index])
+        numel = sum(counts.values())
+        learnt = sum(count for fqn, count in counts.items() if trainable[fqn])
+        # A tied parameter is gathered and reduced once; two stages do so each for itself.
+        own = {fqn: n for fqn, n in counts.items() if configuration.pipelined or fqn not in seen}
+        seen.update(counts)
         times.append(
             BlockTime(
                 forward=cost.forward,
@@ -161,8 +177,8 @@ def _blocks(
                 tp_forward=cost.tp_forward,
                 tp_backward=cost.tp_backward,
                 data_parallel=data_parallel_times(
-                    numel=numel,
-                    trainable=learnt,
+                    numel=sum(own.values()),
+                    trainable=sum(n for fqn, n in own.items() if trainable[fqn]),
                     itemsize=itemsize,
                     zero=configuration.zero,
                     mesh=configuration.mesh,
@@ -177,6 +193,7 @@ def _blocks(
                 trainable=learnt,
                 kept=cost.boundary if again else cost.saved,
                 working=cost.transient + (cost.saved if again else 0),
+                boundary_in=cost.boundary,
                 boundary_out=cost.boundary_out,
             )
         )
@@ -241,16 +258,19 @@ def _stage_memory(
     point: ModelPoint,
     blocks: _Blocks,
     settings: MemorySettings,
-    first: int,
-    last: int,
+    span: tuple[int, int],
     flight: int,
     shared: int,
+    resident: int,
 ) -> StageMemory:
-    held: set[str] = set()
+    first, last = span
+    held: dict[str, int] = {}
+    tied: dict[str, int] = {}
     parts = []
     for instance in graph.instances[first:last]:
         memory = blocks.memories[instance.block_class]
         counts = _local_counts(point, instance)
+        tied.update((fqn, count) for fqn, count in counts.items() if fqn in held)
         repeated = sum(count for fqn, count in counts.items() if fqn in held)
         held.update(counts)
         parts.append(
@@ -260,9 +280,18 @@ def _stage_memory(
                 trainable=max(0, memory.trainable - repeated),
             )
         )
+    if first == 0:
+        parts[0] = replace(parts[0], boundary_in=0)
     if last == len(graph.instances):
         parts[-1] = replace(parts[-1], boundary_out=0)
-    return stage_memory(parts, settings, in_flight=flight, shared=shared)
+    return stage_memory(
+        parts,
+        settings,
+        in_flight=flight,
+        shared=shared,
+        resident=resident,
+        tied=sum(tied.values()),
+    )
 
 
 def _stage_time(
@@ -273,6 +302,8 @@ def _stage_time(
     first: int,
     last: int,
     shared: float,
+    cluster: Cluster,
+    itemsize: int,
 ) -> StageTime:
     chosen = graph.instances[first:last]
     return stage_time(
@@ -282,8 +313,26 @@ def _stage_time(
         microbatches=configuration.microbatches,
         recompute=configuration.recompute,
         shared=shared,
-        partial_grad=sum(point.partial_grad[instance.block_class] for instance in chosen),
+        partial_grad=_partial_grad_time(configuration, point, chosen, cluster, itemsize),
     )
+
+
+def _partial_grad_time(
+    configuration: Configuration,
+    point: ModelPoint,
+    chosen: Sequence[BlockInstance],
+    cluster: Cluster,
+    itemsize: int,
+) -> float:
+    """Seconds of the one all_reduce over tp of a stage's partial gradients."""
+    elements = 0
+    for instance in chosen:
+        partial = set(point.costs[instance.block_class].partial_grads)
+        held = point.costs[instance.block_class].parameters
+        elements += sum(count for name, count, _ in held if name in partial)
+    group = configuration.mesh.group(MeshAxis.TP, cluster.ranks_per_node)
+    size = int(elements * configuration.gradient_bytes(itemsize))
+    return collective_time(CollectiveKind.ALL_REDUCE, size, group, cluster)
 
 
 def _send_times(
@@ -315,7 +364,7 @@ def _finish(
 ) -> Priced:
     microbatches = configuration.microbatches
     updates = _optimizer_times(graph, configuration, point, cluster, cut, adam)
-    tied = _tied_time(graph, configuration, cluster, cut)
+    tied = _tied_time(graph, configuration, point, cluster, cut)
     if configuration.pipelined:
         forward = [time.forward for time in times]
         backward = [time.backward for time in times]
@@ -371,37 +420,39 @@ def _optimizer_times(
                 if fqn not in held and trainable[fqn]:
                     numel += count
                 held.add(fqn)
-        moved = numel * 28
-        seconds.append(
-            optimizer_time(
-                numel,
-                zero=configuration.zero,
-                dp_shard=configuration.mesh.dp_shard,
-                itemsize=dtype_size(graph.dtype),
-                adam=adam,
-                bandwidth=accelerator.memory_bandwidth
-                * accelerator.memory_efficiency(max(1, moved)),
-            )
+        moved = optimizer_bytes(
+            numel,
+            zero=configuration.zero,
+            dp_shard=configuration.mesh.dp_shard,
+            itemsize=dtype_size(graph.dtype),
+            adam=adam,
         )
+        seconds.append(memory_time(moved, accelerator))
     return seconds
 
 
 def _tied_time(
-    graph: Graph, configuration: Configuration, cluster: Cluster, cut: StageCut
+    graph: Graph,
+    configuration: Configuration,
+    point: ModelPoint,
+    cluster: Cluster,
+    cut: StageCut,
 ) -> float:
     """Seconds once a step to sum gradients of parameters that two stages hold."""
     if not configuration.pipelined:
         return 0.0
     stages_of: Mapping[str, set[int]] = {p.fqn: set() for p in graph.parameters}
+    counts: dict[str, int] = {}
     for stage, (first, last) in enumerate(cut.ranges):
         for instance in graph.instances[first:last]:
+            counts.update(_local_counts(point, instance))
             for fqn in instance.parameters:
                 stages_of[fqn].add(stage)
     whole = configuration.mesh.group(MeshAxis.PP, cluster.ranks_per_node)
     seconds = 0.0
     for fqn, held in stages_of.items():
         if len(held) > 1:
-            size = graph.parameter(fqn).numel * 4 // configuration.mesh.tp
+            size = int(counts[fqn] * configuration.gradient_bytes(dtype_size(graph.dtype)))
             group = Group(len(held), len(held) if whole.per_node == whole.ranks else 1)
             seconds += collective_time(CollectiveKind.ALL_REDUCE, size, group, cluster)
     return seconds

@@ -62,6 +62,10 @@ class Configuration:
             microbatches=self.microbatches,
         )
 
+    def gradient_bytes(self, itemsize: int) -> float:
+        """Bytes of a parameter's gradient on a rank when the step's microbatches are done."""
+        return 4 / self.mesh.dp_shard if self.zero >= 2 else float(itemsize)
+
     def label(self) -> str:
         """Short text for reports."""
         axes = [f"{axis} {degree}" for axis, degree in self.mesh.degrees().items() if degree > 1]

@@ -1,7 +1,7 @@
 """Seconds of the collectives that data parallelism adds to a block or a stage.
 
 ZeRO levels: 0 keeps everything on each rank (all_reduce of gradients); 1 shards the
-optimizer state (all_reduce, then the owners broadcast their parameters); 2 and 3 shard
+optimizer state (all_reduce, then an all_gather of the updated parameters); 2 and 3 shard
 parameters, gradients and optimizer state with FSDP2, where 2 keeps the gathered parameters
 from forward to backward and 3 gathers again. Source: ZeRO, Rajbhandari et al. 2020; FSDP2.
 """
@@ -44,7 +44,7 @@ def data_parallel_times(
         reduce = collective_time(CollectiveKind.ALL_REDUCE, payload, group, cluster)
         publish = 0.0
         if zero == 1:
-            publish = collective_time(CollectiveKind.BROADCAST, payload, group, cluster)
+            publish = collective_time(CollectiveKind.ALL_GATHER, payload, group, cluster)
         return DataParallelTimes(gather=0.0, reduce=reduce, publish=publish)
     shard = mesh.group(MeshAxis.DP_SHARD, node)
     gather = collective_time(CollectiveKind.ALL_GATHER, numel * itemsize, shard, cluster)

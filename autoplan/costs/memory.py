@@ -25,9 +25,11 @@ __all__ = [
     "BlockMemory",
     "MemorySettings",
     "StageMemory",
+    "boundary_bytes",
     "stage_memory",
     "state_bytes",
     "unit_bytes",
+    "update_bytes",
 ]
 
 
@@ -44,6 +46,7 @@ class BlockMemory:
     trainable: int
     kept: int
     working: int
+    boundary_in: int
     boundary_out: int
 
 
@@ -113,28 +116,61 @@ def unit_bytes(numel: int, settings: MemorySettings) -> int:
     return numel * (copies * settings.itemsize + settings.itemsize + 4)
 
 
+def update_bytes(trainable: int, settings: MemorySettings) -> int:
+    """Temporaries of the optimizer: Adam's denominator, and the gradient in float32.
+
+    The runtime updates the float32 elements that a rank owns as one tensor.
+    """
+    owned = trainable if settings.zero == 0 else -(-trainable // settings.dp_shard)
+    widened = 4 if settings.zero <= 1 and settings.itemsize < 4 else 0
+    return owned * (widened + (4 if settings.adam else 0))
+
+
+def boundary_bytes(received: int, sent: int, in_flight: int, microbatches: int) -> int:
+    """Bytes at the ends of a pipeline stage, whose neighbours hand on that many bytes.
+
+    torch's PipelineStage allocates what it receives (inputs, gradients of outputs) for every
+    microbatch of the step, and keeps the outputs of those in flight.
+    """
+    return microbatches * (received + sent) + in_flight * sent
+
+
 def stage_memory(
-    blocks: Sequence[BlockMemory], settings: MemorySettings, *, in_flight: int, shared: int
+    blocks: Sequence[BlockMemory],
+    settings: MemorySettings,
+    *,
+    in_flight: int,
+    shared: int,
+    resident: int,
+    tied: int,
 ) -> StageMemory:
     """Memory of a stage that holds ``in_flight`` microbatches at once.
 
-    ``shared`` is bytes of results of shared operators (masks, tables).
+    ``shared`` is bytes of results of shared operators (masks, tables) of one microbatch,
+    ``resident`` bytes of the model's buffers, ``tied`` the elements of parameters that several
+    blocks of the stage use: FSDP2 keeps these gathered from the first use to the last.
     """
     numel = sum(block.numel for block in blocks)
     trainable = sum(block.trainable for block in blocks)
     parameters, gradients, optimizer, gathered = state_bytes(numel, trainable, settings)
     kept = sum(block.kept for block in blocks)
-    buffers = gathered + shared
-    if settings.pipelined:
-        sent = blocks[-1].boundary_out if blocks else 0
-        buffers += sent * in_flight
+    buffers = gathered + shared * in_flight + resident
+    if settings.zero >= 2:
+        held = settings.itemsize if gathered else 2 * settings.itemsize
+        buffers += tied * held
+    if settings.pipelined and blocks:
+        received, sent = blocks[0].boundary_in, blocks[-1].boundary_out
+        buffers += boundary_bytes(received, sent, in_flight, settings.microbatches)
+    transient = max(
+        (block.working + unit_bytes(block.numel, settings) for block in blocks), default=0
+    )
+    # The update begins when the activations are gone.
+    transient = max(transient, update_bytes(trainable, settings) - kept * in_flight)
     return StageMemory(
         parameters=parameters,
         gradients=gradients,
         optimizer=optimizer,
         activations=kept * in_flight,
-        transient=max(
-            (block.working + unit_bytes(block.numel, settings) for block in blocks), default=0
-        ),
+        transient=transient,
         buffers=buffers,
     )

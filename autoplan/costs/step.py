@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from autoplan.costs.data_parallel import DataParallelTimes
 
-__all__ = ["BlockTime", "StageTime", "optimizer_time", "stage_time"]
+__all__ = ["BlockTime", "StageTime", "optimizer_bytes", "stage_time"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class StageTime:
 
     ``forward`` and ``backward`` include everything that delays the pipeline;
     ``exposed_dp`` is the part of them, for all microbatches, that is data parallelism.
-    ``tail`` runs after the last backward.
+    ``tail_dp`` and ``tail_tp`` run after the last backward.
     """
 
     forward: float
@@ -61,7 +61,7 @@ def stage_time(
     ``shared`` is seconds of shared operators, ``partial_grad`` seconds once a step.
     """
     again = 1.0 if recompute else 0.0
-    forward = backward = shared
+    forward = shared
     backward = shared * again
     compute = shared + sum(b.forward + b.backward for b in blocks)
     redone = shared * again + again * sum(b.forward + b.tp_forward for b in blocks)
@@ -107,15 +107,15 @@ def stage_time(
     )
 
 
-def optimizer_time(
-    trainable: int, *, zero: int, dp_shard: int, itemsize: int, adam: bool, bandwidth: float
+def optimizer_bytes(
+    trainable: int, *, zero: int, dp_shard: int, itemsize: int, adam: bool
 ) -> float:
-    """Seconds of the parameter update: it streams parameters, gradients and state once.
+    """Bytes that the parameter update streams.
 
-    ``bandwidth`` is achieved bytes/s. Adam reads parameter, gradient and two moments and
-    writes three of them, in float32; a copy in the compute dtype is written when it differs.
+    Adam reads parameter, gradient and two moments and writes three of them, in float32; SGD
+    reads two and writes one. A copy in the compute dtype is written when it differs.
     """
     owned = trainable / dp_shard if zero >= 1 else float(trainable)
     streams = 7 if adam else 3
     cast = itemsize if zero <= 1 and itemsize < 4 else 0
-    return owned * (4 * streams + cast) / bandwidth
+    return owned * (4 * streams + cast)

@@ -46,15 +46,19 @@ def _seconds(items: list[ChainItem], ranges: Ranges, microbatches: int) -> float
     return sum(times) + (microbatches - 1) * max(times) + 2 * sends
 
 
-def _peak(items: list[ChainItem], ranges: Ranges, flights: list[int]) -> int:
+def _peak(
+    items: list[ChainItem], ranges: Ranges, flights: list[int], microbatches: int
+) -> int:
     peaks = []
     for (a, b), flight in zip(ranges, flights, strict=True):
         part = items[a:b]
         held = sum(item.static for item in part)
         held += sum({key: size for item in part for key, size in item.tied}.values())
         held += flight * sum(item.activation for item in part)
+        if a > 0:
+            held += microbatches * items[a - 1].boundary
         if b < len(items):
-            held += flight * part[-1].boundary
+            held += (flight + microbatches) * part[-1].boundary
         peaks.append(held + max(item.transient for item in part))
     return max(peaks)
 
@@ -70,7 +74,7 @@ def test_cut_is_the_best_of_all_cuts(seed: int) -> None:
         schedule = rng.choice(("gpipe", "1f1b"))
         flights = [in_flight(schedule, s, stages, microbatches) for s in range(stages)]
         cuts = _cuts(len(items), stages)
-        limit = rng.choice(sorted(_peak(items, c, flights) for c in cuts)[:20]) - rng.randint(0, 1)
+        limit = rng.choice(sorted(_peak(items, c, flights, microbatches) for c in cuts)[:20]) - rng.randint(0, 1)
         cut = cut_stages(
             items,
             stages=stages,
@@ -80,8 +84,8 @@ def test_cut_is_the_best_of_all_cuts(seed: int) -> None:
         )
         assert cut.ranges in cuts
         assert cut.objective == pytest.approx(_seconds(items, cut.ranges, microbatches))
-        assert cut.peak_memory == _peak(items, cut.ranges, flights)
-        fitting = [c for c in cuts if _peak(items, c, flights) <= limit]
+        assert cut.peak_memory == _peak(items, cut.ranges, flights, microbatches)
+        fitting = [c for c in cuts if _peak(items, c, flights, microbatches) <= limit]
         if fitting:
             best = min(_seconds(items, c, microbatches) for c in fitting)
             assert cut.objective == pytest.approx(best, rel=1e-9)
@@ -89,7 +93,7 @@ def test_cut_is_the_best_of_all_cuts(seed: int) -> None:
             free = min(_seconds(items, c, microbatches) for c in cuts)
             kinds["bound" if free < best * (1 - 1e-9) else "fits"] += 1
         else:
-            assert cut.peak_memory == min(_peak(items, c, flights) for c in cuts)
+            assert cut.peak_memory == min(_peak(items, c, flights, microbatches) for c in cuts)
             assert cut.shortfall == cut.peak_memory - limit > 0
             kinds["none"] += 1
     assert all(kinds.values()), kinds
