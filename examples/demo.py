@@ -22,7 +22,7 @@ STEPS = 6
 
 # What is smaller than GPT-2 in the program that is run here (12 layers, 768 wide, 50257 words,
 # 12 heads, sequences of 1024): a step on a small machine must take a second, not a minute.
-REDUCED = {"n_layer": 2, "n_embd": 128, "n_head": 4, "vocab_size": 4096}
+REDUCED = {"n_layer": 4, "n_embd": 256, "n_head": 4, "vocab_size": 4096}
 NO_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
 WORKLOAD = ("--global-batch", "8", "--seq-len", "128")
 
@@ -33,8 +33,11 @@ def main() -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     profile = OUT / "cpu.json"
 
-    title("1. Measure this machine: matmul, memory and gloo rates of 2 ranks at work")
+    title("1. Measure this machine: matmul, memory and gloo rates of 1 and 2 ranks")
     autoplan("profile", "--cluster", "cpu:2", "-o", profile)
+
+    alone = OUT / "cpu1.json"
+    autoplan("profile", "--cluster", "cpu:1", "--quick", "-o", alone)
 
     title("2. Plan GPT-2 (124 M parameters, from its config.json) for these 2 ranks")
     autoplan("solve", GPT2, "--cluster", "cpu:2", "--profile", profile, *WORKLOAD)
@@ -51,7 +54,8 @@ def main() -> None:
     two, one = OUT / "two", OUT / "one"
     measured = ("--profile", profile)
     autoplan("solve", GPT2, *settings, "--cluster", "cpu:2", *measured, *WORKLOAD, "-o", two)
-    autoplan("solve", GPT2, *settings, "--cluster", "cpu:1", *WORKLOAD, "-o", one, "--json")
+    single = ("--cluster", "cpu:1", "--profile", alone)
+    autoplan("solve", GPT2, *settings, *single, *WORKLOAD, "-o", one, "-q", "--json")
     compare(train(two, ranks=2), train(one, ranks=1))
     print(f"\ndemo took {time.perf_counter() - started:.0f} s; everything is in {shown(OUT)}")
 

@@ -167,6 +167,10 @@ def _time_parts(best: Priced) -> TimeRecord:
     exposed_tp = busiest.exposed_tp + tail_tp
     exposed_dp = busiest.exposed_dp + (tail - tail_tp)
     compute = busy - redone - busiest.exposed_tp - busiest.exposed_dp
+    dust = 1e-12 * best.step_time  # of subtractions: no time at all
+    exposed_tp, exposed_dp, exposed_pp, bubble = (
+        0.0 if abs(part) < dust else part for part in (exposed_tp, exposed_dp, exposed_pp, bubble)
+    )
     return TimeRecord(
         compute=compute,
         recompute=redone,

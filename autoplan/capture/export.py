@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +38,7 @@ def export_trace(module: nn.Module, batch: Mapping[str, Tensor], *, name: str) -
     _check_signature(module, batch, name=name)
     watch = WatchConstants()
     try:
-        with torch.random.fork_rng(devices=[]), watch:
+        with torch.random.fork_rng(devices=[]), watch, _quiet():
             program = torch.export.export(module, (), dict(batch), strict=False)
     except Exception as error:
         # Tracing runs the user's forward: whatever it raises is theirs to see, by line.
@@ -45,6 +47,17 @@ def export_trace(module: nn.Module, batch: Mapping[str, Tensor], *, name: str) -
     trace.constants.update(program.constants)
     trace.constants.update(watch.values(program.constants, name=name))
     return trace
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's own dump of the graph when an export fails: the error names the line."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _check_signature(module: nn.Module, batch: Mapping[str, Tensor], *, name: str) -> None:

@@ -50,8 +50,8 @@ def load_model(
         return python_file_source(
             path,
             file["factory"] or "",
-            name=file["factory"] or path.stem,
-            spec=spec,
+            name=path.stem,
+            spec=f"{path.resolve()}:{file['factory']}" if file["factory"] else spec,
             form="file",
             overrides=settings,
         )
@@ -60,7 +60,7 @@ def load_model(
         folder = path if path.is_dir() else path.parent
         return huggingface_source(
             name=_configuration_name(path),
-            spec=spec,
+            spec=str(path.resolve()),
             form="hf",
             config=read_config(path),
             overrides=settings,

@@ -71,6 +71,8 @@ def near_matches(name: str, known: Iterable[str], *, what: str) -> str:
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     if close:
         return f"did you mean {' or '.join(close)}?"
+    if not names:
+        return f"it takes no {what}"
     listed = ", ".join(names[:30]) + (", ..." if len(names) > 30 else "")
     return f"known {what}: {listed}"
 

@@ -27,14 +27,16 @@ class BlockSharding:
     """The most frequent kind of block of a plan.
 
     ``sharded`` holds (name within the block, placement) of its sharded parameters;
-    ``replicated`` counts the others. ``forward`` and ``backward`` count the collectives of
-    one microbatch by kind.
+    ``replicated`` counts the others, ``partial`` those of them whose gradient each rank knows
+    only in part, so that it is summed over tp once a step. ``forward`` and ``backward`` count
+    the collectives of one microbatch by kind.
     """
 
     name: str
     copies: int
     sharded: tuple[tuple[str, str], ...]
     replicated: int
+    partial: int
     forward: dict[str, int]
     backward: dict[str, int]
 
@@ -48,6 +50,7 @@ def block_sharding(plan: Plan) -> BlockSharding | None:
     index = max(copies, key=lambda item: (copies[item], len(graph.classes[item].ops), -item))
     instance = next(i for i in graph.instances if i.block_class == index)
     storage = {p.fqn: p.placement for p in plan.graph.parameters}
+    partial = {p.fqn for p in plan.graph.parameters if p.partial_grad}
     prefix = _common_prefix(instance.parameters)
     placed = [(fqn.removeprefix(prefix), storage[fqn]) for fqn in instance.parameters]
     record = plan.graph.classes[index]
@@ -67,6 +70,7 @@ def block_sharding(plan: Plan) -> BlockSharding | None:
         copies=copies[index],
         sharded=tuple((name, text) for name, text in placed if text != "R"),
         replicated=sum(text == "R" for _, text in placed),
+        partial=sum(fqn in partial for fqn in instance.parameters),
         forward=forward,
         backward=backward,
     )

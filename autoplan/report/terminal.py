@@ -272,8 +272,8 @@ def _table(
         if seconds is None:
             lines.append(f"  {glyphs.refused} {name:<{width}}  {reason or 'not priced'}")
             continue
-        mark = glyphs.chosen if seconds <= best * (1 + 1e-9) else " "
-        change = f"{seconds / best - 1:+.1%}" if abs(seconds / best - 1) >= 5e-4 else ""
+        mark = glyphs.chosen if reason == "chosen" else " "
+        change = f"{seconds / best - 1:+.1%}" if reason != "chosen" else ""
         size = "" if memory is None else format_bytes(memory)
         row = f"  {mark} {name:<{width}}  {format_time(seconds):>9}  {size:>9}"
         lines.append(f"{row}  {change or reason}")
@@ -289,7 +289,13 @@ def _sharding(plan: Plan, glyphs: _Glyphs) -> list[str]:
     for text, names in _grouped(block.sharded).items():
         lines.append(f"  {text:<8} {', '.join(names)}")
     if block.replicated:
-        lines.append(f"  {'R':<8} the other {block.replicated} parameters")
+        others = "the other " if block.sharded else "all "
+        lines.append(f"  {'R':<8} {others}{block.replicated} parameters")
+    if block.partial:
+        lines.append(
+            f"  {'step':<8} gradients of {block.partial} whole parameters, partial on each rank, "
+            "are summed once"
+        )
     for name, counts in (("forward", block.forward), ("backward", block.backward)):
         words = ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "no collective"
         lines.append(f"  {name:<8} {words} for each microbatch")

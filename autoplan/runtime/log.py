@@ -32,6 +32,9 @@ class StepLog:
 
     def __init__(self, plan: ProgramPlan, stream: TextIO, path: Path | None) -> None:
         self._plan, self._stream, self._path = plan, stream, path
+        # On the CPU only the whole process can be asked, Python and torch included.
+        on_cpu = plan.accelerator.startswith("cpu")
+        self._held = "process memory" if on_cpu else "memory"
         self._times: list[float] = []
         if path is not None:
             path.write_text("", encoding="utf-8")
@@ -46,7 +49,7 @@ class StepLog:
         self._print(
             f"step {step:>4}  loss {result.loss:.4f}  norm {result.grad_norm:.3g}  "
             f"{_time(seconds)} (plan {_time(plan.step_time)})  {speed:,.0f} {unit}/s  "
-            f"MFU {mfu:.1%}  memory {memory / 2**30:.2f} GiB "
+            f"MFU {mfu:.1%}  {self._held} {memory / 2**30:.2f} GiB "
             f"(plan {plan.peak_memory / 2**30:.2f} GiB)"
         )
         if self._path is not None:

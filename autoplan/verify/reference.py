@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from autoplan.capture import ModelSource, disable_dropout
+from autoplan.errors import CaptureError
 from autoplan.ir.plan import Plan
 
 __all__ = ["rounding_errors", "write_reference"]
@@ -53,6 +56,29 @@ def rounding_errors(source: ModelSource, plan: Plan, *, seed: int = 0) -> dict[s
     }
 
 
+class _NoDropout(TorchFunctionMode):
+    """Switches off dropout that a model calls as a function, with a probability of its own."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        kwargs = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        if name in _DROPOUTS:
+            return args[0] if args else kwargs["input"]
+        if name == "scaled_dot_product_attention":
+            kwargs.pop("dropout_p", None)
+            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+        return func(*args, **kwargs)
+
+
+_DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"}
+
+
 def _built(
     source: ModelSource, plan: Plan, seed: int
 ) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
@@ -69,7 +95,16 @@ def _step(module: torch.nn.Module, batch: dict[str, torch.Tensor], plan: Plan) -
     loss = 0.0
     for index in range(parts):
         share = {name: value[index * size : (index + 1) * size] for name, value in batch.items()}
-        part = module(**share) / parts
+        try:
+            with _NoDropout():
+                part = module(**share) / parts
+        except (IndexError, RuntimeError, ValueError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise CaptureError(
+                f"{plan.graph.name}: the unsharded model itself fails on {size} sequences of "
+                f"{plan.workload.seq_len} tokens: {reason}",
+                hint="check --seq-len against the model's own limit (its table of positions)",
+            ) from error
         part.backward()
         loss += part.item()
     return loss

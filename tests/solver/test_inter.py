@@ -46,9 +46,7 @@ def _seconds(items: list[ChainItem], ranges: Ranges, microbatches: int) -> float
     return sum(times) + (microbatches - 1) * max(times) + 2 * sends
 
 
-def _peak(
-    items: list[ChainItem], ranges: Ranges, flights: list[int], microbatches: int
-) -> int:
+def _peak(items: list[ChainItem], ranges: Ranges, flights: list[int], microbatches: int) -> int:
     peaks = []
     for (a, b), flight in zip(ranges, flights, strict=True):
         part = items[a:b]
@@ -74,7 +72,9 @@ def test_cut_is_the_best_of_all_cuts(seed: int) -> None:
         schedule = rng.choice(("gpipe", "1f1b"))
         flights = [in_flight(schedule, s, stages, microbatches) for s in range(stages)]
         cuts = _cuts(len(items), stages)
-        limit = rng.choice(sorted(_peak(items, c, flights, microbatches) for c in cuts)[:20]) - rng.randint(0, 1)
+        limit = rng.choice(
+            sorted(_peak(items, c, flights, microbatches) for c in cuts)[:20]
+        ) - rng.randint(0, 1)
         cut = cut_stages(
             items,
             stages=stages,
