@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
+from autoplan.errors import InputError
 from autoplan.ir.graph import Graph
 from autoplan.ir.placement import (
     Placement,
@@ -21,10 +23,22 @@ from autoplan.ir.placement import (
 from autoplan.ir.plan import BlockClassRecord, Plan
 from autoplan.ir.record import graph_from_record, strategies_from_record
 
-__all__ = ["check_plan"]
+__all__ = ["check_plan", "require_sound"]
 
 # The parts of the time are rounded sums of floats.
 _RELATIVE = 1e-6
+
+
+def require_sound(plan: Plan, where: Path) -> None:
+    """Raise `InputError` with the first finding of `check_plan`, if there is one."""
+    findings = check_plan(plan)
+    if findings:
+        more = f" (and {len(findings) - 1} more, see --json)" if len(findings) > 1 else ""
+        raise InputError(
+            f"{where}: {findings[0]}{more}",
+            hint="the file was changed by hand or damaged: solve again",
+            details={"findings": list(findings)},
+        )
 
 
 def check_plan(plan: Plan) -> list[str]:

@@ -6,26 +6,18 @@ import argparse
 from typing import TextIO
 
 from autoplan.cli.outcome import Outcome
-from autoplan.errors import InputError
 
 __all__ = ["run"]
 
 
 def run(args: argparse.Namespace) -> Outcome:
     """Validate schema, sums, degrees, stages and placements; `InputError` lists what is wrong."""
-    from autoplan.plan_checks import check_plan
+    from autoplan.plan_checks import require_sound
     from autoplan.plan_file import plan_path, read_plan
 
     path = plan_path(args.plan)
     plan = read_plan(path)
-    findings = check_plan(plan)
-    if findings:
-        more = f" (and {len(findings) - 1} more, see --json)" if len(findings) > 1 else ""
-        raise InputError(
-            f"{path}: {findings[0]}{more}",
-            hint="the file was changed by hand or damaged: solve again",
-            details={"findings": list(findings)},
-        )
+    require_sound(plan, path)
     document = {"ok": True, "plan": str(path), "schema_version": plan.schema_version}
 
     def render(stream: TextIO) -> None:

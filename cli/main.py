@@ -106,6 +106,7 @@ def _fail(
     if as_json:
         body = {"kind": kind, "message": message, "hint": hint, "details": details or {}}
         write_json({"error": body}, sys.stdout)
+    message = " ".join(message.split())
     print(f"error: {message}", file=sys.stderr)
     if hint:
         print(f"hint: {hint}", file=sys.stderr)

@@ -62,6 +62,11 @@ def solve(
     fixed = parse_pins(pins, cluster.ranks, workload.global_batch)
     graphs = GraphFamily(captured.at)
     smallest = graphs[1]
+    if not any(parameter.trainable for parameter in smallest.parameters):
+        raise UsageError(
+            f"{smallest.name} has no trainable parameter among {len(smallest.parameters)}",
+            hint="there is nothing to train: set requires_grad on the parameters to learn",
+        )
     space = list(
         configurations(
             ranks=cluster.ranks,

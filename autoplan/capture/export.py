@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import io
 import logging
 import operator
+import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +30,7 @@ _NO_GRADIENT = {
     "new_zeros", "new_ones", "new_full", "new_empty", "sign", "floor", "ceil", "round",
     "bernoulli", "one_hot", "argmax", "argmin",
 }  # fmt: skip
+_PLAIN = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
 _DROPPED_KEYWORDS = {"pin_memory", "layout"}
 # Operators of libraries that stand for one of torch's, argument by argument.
 _SAME_AS = {"transformers.grouped_mm_fallback.default": "aten._grouped_mm.default"}
@@ -36,6 +39,7 @@ _SAME_AS = {"transformers.grouped_mm_fallback.default": "aten._grouped_mm.defaul
 def export_trace(module: nn.Module, batch: Mapping[str, Tensor], *, name: str) -> Trace:
     """Trace of ``module(**batch)``; both on the meta device."""
     _check_signature(module, batch, name=name)
+    _check_names(module, name=name)
     watch = WatchConstants()
     try:
         with torch.random.fork_rng(devices=[]), watch, _quiet():
@@ -49,13 +53,23 @@ def export_trace(module: nn.Module, batch: Mapping[str, Tensor], *, name: str) -
     return trace
 
 
+def _check_names(module: nn.Module, *, name: str) -> None:
+    for path, _ in module.named_modules():
+        if path and not _PLAIN.fullmatch(path):
+            raise CaptureError(
+                f"{name}: module {path!r} has a name that a plan can't hold",
+                hint="use letters, digits and _ in attribute names and ModuleDict keys",
+            )
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without torch's own dump of the graph when an export fails: the error names the line."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        yield
+        with redirect_stderr(io.StringIO()):
+            yield
     finally:
         logging.disable(before)
 
@@ -245,6 +259,12 @@ class _Reader:
         values = [values] if single else list(values)
         if any(not isinstance(value, Tensor) for value in values):
             raise CaptureError(f"{self.name}: {target} at {user_line(node)} gives no tensor")
+        if any(isinstance(size, torch.SymInt) for value in values for size in value.shape):
+            raise CaptureError(
+                f"{self.name}: {target} at {user_line(node)} gives a tensor whose size depends on "
+                "the values of another",
+                hint="mask whole tensors (torch.where, a product) instead of selecting elements",
+            )
         name = self.prefix + node.name
         outputs = tuple([name] if single else [f"{name}.{i}" for i in range(len(values))])
         stack = list(node.meta.get("nn_module_stack", {}).values())

@@ -113,7 +113,14 @@ class HuggingFaceSource(ModelSource):
             inputs = {"pixel_values": torch.randn(shape, generator=random), "labels": labels}
         else:
             shape2 = (batch_size, seq_len)
-            vocabulary = config.get_text_config().vocab_size
+            text = config.get_text_config()
+            vocabulary = text.vocab_size
+            longest = getattr(text, "max_position_embeddings", None)
+            if longest is not None and seq_len > longest:
+                raise UsageError(
+                    f"--seq-len {seq_len} exceeds the {longest} positions of {self.name}",
+                    hint="use a shorter one, or --set max_position_embeddings=N",
+                )
             ids = torch.randint(0, vocabulary, shape2, generator=random)
             labels = torch.randint(0, vocabulary, shape2, generator=random)
             if self.task == "causal_lm":
@@ -153,6 +160,9 @@ def huggingface_source(
     merged = dict(config)
     known = {key for key in {*base.to_dict(), *base.attribute_map} if not key.startswith("_")}
     for key, value in overrides.items():
+        least = 1 if key.startswith(("n_", "num_")) or key.endswith("_size") else 0
+        if isinstance(value, int) and not isinstance(value, bool) and value < least:
+            raise UsageError(f"--set {key}={value}: it must be at least {least}")
         if key not in known and key not in config:
             raise UsageError(
                 f"{spec}: the configuration has no key {key!r}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -82,13 +83,22 @@ def load_model(
 def model_from_record(record: ModelRecord, *, trust_remote_code: bool = False) -> ModelSource:
     """Source that a plan was made from; its file, if any, must be unchanged."""
     if record.form == "file":
-        source = load_model(record.spec, overrides=record.overrides)
-        if source.file_digest != record.file_digest:
+        # Before anything of the file runs: a plan may only name the file it was made from.
+        file = _FILE.match(record.spec)
+        path = Path(file["path"]) if file else Path(record.spec)
+        try:
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        except OSError as error:
+            raise InputError(
+                f"{path}, which the plan was made from, can't be read: {error.strerror}",
+                hint="put the file back there, or solve again where it is now",
+            ) from error
+        if digest != record.file_digest:
             raise InputError(
                 f"{record.spec} has changed since the plan was made",
                 hint="solve again, or restore the file",
             )
-        return source
+        return load_model(record.spec, overrides=record.overrides)
     if record.spec == _NANOGPT:
         return _nanogpt(record.overrides)
     source = huggingface_source(

@@ -97,6 +97,8 @@ class NanoGpt(nn.Module):
 
     def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
         """Mean cross entropy of the next tokens."""
+        if ids.shape[1] > self.wpe.num_embeddings:
+            raise ValueError(f"{ids.shape[1]} tokens exceed block_size {self.wpe.num_embeddings}")
         positions = torch.arange(ids.shape[1], device=ids.device)
         x = self.drop(self.wte(ids) + self.wpe(positions))
         for block in self.h:

@@ -112,7 +112,7 @@ def python_file_source(
     functions = {
         key: value
         for key, value in vars(module).items()
-        if callable(value)
+        if (inspect.isroutine(value) or inspect.isclass(value))
         and getattr(value, "__module__", None) == module.__name__
         and not key.startswith("_")
     }
@@ -163,7 +163,7 @@ def _load(path: Path, digest: str) -> ModuleType:
     sys.path.insert(0, str(path.parent.resolve()))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise InputError(
             f"{path}: {_where(error, path)}{type(error).__name__}: {error}",
@@ -177,7 +177,7 @@ def _load(path: Path, digest: str) -> ModuleType:
 def _call(function: Callable[..., Any], arguments: Mapping[str, Any], spec: str) -> Any:
     try:
         return function(**arguments)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         file = Path(function.__code__.co_filename) if inspect.isfunction(function) else Path(spec)
         raise InputError(
             f"{spec}: {function.__name__} fails: {_where(error, file)}"
@@ -186,7 +186,7 @@ def _call(function: Callable[..., Any], arguments: Mapping[str, Any], spec: str)
         ) from error
 
 
-def _where(error: Exception, path: Path) -> str:
+def _where(error: BaseException, path: Path) -> str:
     if isinstance(error, SyntaxError):
         return f"line {error.lineno}: "
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == path]

@@ -42,9 +42,23 @@ Identifier = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$
 Fqn = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*$", max_length=500)
 ]
-Target = Annotated[str, StringConstraints(pattern=r"^aten\.[a-zA-Z0-9_]+\.[a-zA-Z0-9_]+$")]
-PlacementText = Annotated[str, StringConstraints(pattern=r"^(R|P|S\(\d+(,\d+)?\))$")]
-DType = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$", max_length=30)]
+Target = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^aten\.(__(and|or|xor|lshift|rshift|iand|ior|ixor)__|_?[a-zA-Z][a-zA-Z0-9_]*)"
+        r"\.[a-zA-Z][a-zA-Z0-9_]*$"
+    ),
+]
+Text = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f-\x9f]*$", max_length=2000)]
+Size = Annotated[int, Field(ge=0, le=2**40)]
+PlacementText = Annotated[str, StringConstraints(pattern=r"^(R|P|S\(\d+(,[1-9]\d*)?\))$")]
+DType = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^(float(64|32|16)|bfloat16|float8_e4m3fn|int(64|32|16|8)|uint8|bool|complex64)$"
+    ),
+]
+StoredText = Annotated[str, StringConstraints(pattern=r"^(R|S\(\d+(,[1-9]\d*)?\))$")]
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16,64}$")]
 Json = JsonValue
 
@@ -57,7 +71,7 @@ class TensorRecord(_Record):
     """A tensor of a block or of the shared operators."""
 
     name: Identifier
-    shape: tuple[int, ...]
+    shape: tuple[Size, ...]
     dtype: DType
     kind: Literal["parameter", "buffer", "input", "shared", "boundary", "activation"]
     requires_grad: bool
@@ -92,8 +106,8 @@ class OpRecord(_Record):
     args: tuple[Json, ...]
     kwargs: tuple[tuple[Identifier, Json], ...] = ()
     outputs: tuple[Identifier, ...]
-    module_path: str = ""
-    source: str = ""
+    module_path: Text = ""
+    source: Text = ""
     flop: int = 0
     flop_backward: int = 0
     saved: tuple[Identifier, ...] = ()
@@ -122,7 +136,7 @@ class BlockClassRecord(_Record):
 class InstanceRecord(_Record):
     """A block of the chain: its class and the FQNs bound to the class's names."""
 
-    name: str
+    name: Text
     block_class: int
     parameters: tuple[Fqn, ...]
     buffers: tuple[Fqn, ...]
@@ -140,12 +154,12 @@ class ParameterRecord(_Record):
     """A parameter, its placement on ``tp``, and whether its gradient is partial there."""
 
     fqn: Fqn
-    shape: tuple[int, ...]
+    shape: tuple[Size, ...]
     dtype: DType
     trainable: bool
     init: InitRecord
     aliases: tuple[Fqn, ...] = ()
-    placement: PlacementText = "R"
+    placement: StoredText = "R"
     partial_grad: bool = False
 
 
@@ -153,16 +167,16 @@ class BufferRecord(_Record):
     """A buffer with its value: base64 of zlib of the raw little-endian bytes."""
 
     fqn: Fqn
-    shape: tuple[int, ...]
+    shape: tuple[Size, ...]
     dtype: DType
     persistent: bool
-    data: str
+    data: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9+/=]*$")]
 
 
 class GraphRecord(_Record):
     """The captured model at the plan's microbatch size, with strategies."""
 
-    name: str
+    name: Text
     dtype: DType
     micro_batch_size: int
     inputs: tuple[TensorRecord, ...]
@@ -172,7 +186,7 @@ class GraphRecord(_Record):
     instances: tuple[InstanceRecord, ...]
     parameters: tuple[ParameterRecord, ...]
     buffers: tuple[BufferRecord, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[Text, ...] = ()
 
 
 class ModelRecord(_Record):
@@ -182,20 +196,20 @@ class ModelRecord(_Record):
     configuration for the first two. ``file_digest`` guards a file's contents.
     """
 
-    spec: str
+    spec: Text
     form: Literal["builtin", "hf", "file"]
     overrides: dict[str, Json] = {}
     config: dict[str, Json] = {}
     digest: Digest
-    file_digest: str = ""
+    file_digest: Text = ""
     num_parameters: int
 
 
 class WorkloadRecord(_Record):
     """What is trained: sequences a step, tokens a sequence (0: not a sequence model), dtype."""
 
-    global_batch: int
-    seq_len: int
+    global_batch: int = Field(ge=1)
+    seq_len: int = Field(ge=0)
     dtype: DType
     optimizer: Literal["adamw", "sgd"]
 
@@ -203,18 +217,18 @@ class WorkloadRecord(_Record):
 class SourceRecord(_Record):
     """Origin of a hardware number."""
 
-    field: str
+    field: Text
     provenance: Literal["measured", "catalogue", "default"]
-    source: str
+    source: Text
 
 
 class ClusterRecord(_Record):
     """The cluster a plan is for; ``memory`` is bytes of a device, ``usable_memory`` of them."""
 
-    spec: str
-    accelerator: str
-    nodes: int
-    ranks_per_node: int
+    spec: Text
+    accelerator: Text
+    nodes: int = Field(ge=1)
+    ranks_per_node: int = Field(ge=1)
     memory: int
     usable_memory: int
     digest: Digest
@@ -242,8 +256,8 @@ class PipelineRecord(_Record):
     """Schedule and cut; ``schedule`` is ``none`` for a single stage."""
 
     schedule: Literal["none", "gpipe", "1f1b"]
-    microbatches: int
-    micro_batch_size: int
+    microbatches: int = Field(ge=1)
+    micro_batch_size: int = Field(ge=1)
     stages: tuple[StageRecord, ...]
 
 
@@ -274,26 +288,26 @@ class TimeRecord(_Record):
 class CandidateRecord(_Record):
     """A configuration that was priced: its step time, or why it lost."""
 
-    label: str
+    label: Text
     step_time: float | None
     peak_memory: int | None
-    reason: str = ""
+    reason: Text = ""
 
 
 class BaselineRecord(_Record):
     """A plan practitioners would write by hand: its step time, or why it does not fit."""
 
-    name: str
+    name: Text
     step_time: float | None
     peak_memory: int | None
-    reason: str = ""
+    reason: Text = ""
 
 
 class PinRecord(_Record):
     """A decision fixed by the user."""
 
-    name: str
-    value: str
+    name: Text
+    value: Text
 
 
 class PredictionRecord(_Record):
@@ -317,7 +331,7 @@ class Plan(_Record):
     """A parallel plan."""
 
     schema_version: Literal[1] = 1
-    autoplan_version: str
+    autoplan_version: Text
     model: ModelRecord
     workload: WorkloadRecord
     cluster: ClusterRecord
@@ -330,7 +344,7 @@ class Plan(_Record):
     baselines: tuple[BaselineRecord, ...]
     considered: tuple[CandidateRecord, ...]
     pins: tuple[PinRecord, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Text, ...] = ()
 
     def __str__(self) -> str:
         axes = (
