@@ -39,7 +39,7 @@ def main(program: Program, folder: Path, argv: Sequence[str] | None = None) -> i
         options = _parse(argv)
         plan = read_plan(folder / "plan.json")
         if options.check:
-            _check(plan)
+            _check(plan, options)
             return 0
         environment = check_environment(plan)
         _train(program, plan, environment, options)
@@ -87,7 +87,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _check(plan: ProgramPlan) -> None:
+def _check(plan: ProgramPlan, options: argparse.Namespace) -> None:
     """Whether a node can run its ranks of the plan, asked before they are launched.
 
     torchrun ends with 1 whatever its ranks end with, so a launcher that wants the documented
@@ -96,6 +96,10 @@ def _check(plan: ProgramPlan) -> None:
     last = min(plan.ranks, plan.ranks_per_node) - 1
     launched = {"RANK": "0", "LOCAL_RANK": str(last), "WORLD_SIZE": str(plan.ranks)}
     check_environment(plan, {**os.environ, **launched})
+    if options.data:
+        _open_tokens(batch_inputs(plan), options.data)
+    if options.weights and not options.weights.is_file():
+        raise InvalidFile(f"{options.weights} is no file")
 
 
 def _train(

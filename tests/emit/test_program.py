@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from autoplan.emit import emit_program, program_files
 from autoplan.errors import InputError
@@ -117,7 +118,7 @@ def test_plans_that_contradict_themselves_are_rejected(plan_data, change, messag
 
 
 def test_free_text_of_a_plan_never_reaches_code(plan_data):
-    evil = '""" \n import os; os.system("true") #'
+    evil = '"""; import os; os.system("true") #'
     plan_data["graph"]["name"] = evil
     plan_data["graph"]["instances"][0]["name"] = evil
     plan_data["graph"]["classes"][1]["ops"][0]["module_path"] = evil
@@ -130,6 +131,9 @@ def test_free_text_of_a_plan_never_reaches_code(plan_data):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
     ]
     assert "system" not in calls
+    plan_data["graph"]["name"] = "two\nlines"
+    with pytest.raises(ValidationError, match="pattern"):
+        Plan.model_validate(plan_data)
 
 
 def test_partial_products_and_boundaries_are_converted_where_the_plan_says(plan):
