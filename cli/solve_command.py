@@ -103,14 +103,14 @@ def default_dtype(cluster: Cluster) -> str:
 
 def _seq_len(source: ModelSource, asked: int | None) -> int:
     """Tokens a sequence; 0 for a model whose inputs don't depend on it."""
-    some = asked or 32
     shapes = [
         [tensor.shape for tensor in source.batch(2, length, device="meta").values()]
-        for length in (some, 2 * some)
+        for length in (8, 16)
     ]
     if shapes[0] == shapes[1]:
         return 0
     if asked is not None:
+        source.batch(2, asked, device="meta")  # refuses a length beyond the model's own
         return asked
     for key in ("max_position_embeddings", "n_positions", "block_size"):
         longest = source.overrides.get(key, source.config.get(key))
