@@ -21,16 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["default_dtype", "run", "write_program"]
 
 _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
-_PINS = (
-    "tp",
-    "pp",
-    "dp_shard",
-    "dp_replicate",
-    "micro_batch_size",
-    "recompute",
-    "schedule",
-    "zero",
-)
 
 
 def run(args: argparse.Namespace) -> Outcome:
@@ -131,7 +121,9 @@ def _overrides(assignments: list[tuple[str, str]]) -> dict[str, Json]:
 
 
 def _pins(args: argparse.Namespace) -> Mapping[str, str]:
-    return {name: str(getattr(args, name)) for name in _PINS if getattr(args, name) is not None}
+    from autoplan.solver.space import PIN_NAMES
+
+    return {name: str(getattr(args, name)) for name in PIN_NAMES if getattr(args, name) is not None}
 
 
 def _require_writable(directory: Path) -> None:

@@ -31,8 +31,7 @@ class BlockCost:
     the boundary inputs, all that full recompute keeps; ``boundary_out`` those handed on.
     ``transient`` is the larger peak of temporaries in forward or of gradients in backward.
     ``parameters`` lists (local name, local elements, bytes of one), ``partial_grads`` the
-    names whose gradient needs an all_reduce once a step. ``tp_bytes_forward`` and
-    ``tp_bytes_backward`` are payloads of the collectives.
+    names whose gradient needs an all_reduce once a step.
     """
 
     forward: float
@@ -45,8 +44,6 @@ class BlockCost:
     transient: int
     parameters: tuple[tuple[str, int, int], ...]
     partial_grads: tuple[str, ...]
-    tp_bytes_forward: int
-    tp_bytes_backward: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +68,6 @@ def block_cost(
     terms = block_terms(block, strategies, boundary_in, boundary_out, group, cluster)
     bytes_held = liveness(block, strategies, boundary_in, boundary_out, ranks)
     states = parameter_states(block, strategies)
-    calls = _calls(block, strategies, terms, ranks)
     return BlockCost(
         forward=sum(term.forward for term in terms.ops),
         backward=sum(term.backward for term in terms.ops),
@@ -87,8 +83,6 @@ def block_cost(
             (name, *_parameter(block, name, states[name][0], ranks)) for name in block.parameters
         ),
         partial_grads=tuple(name for name in block.parameters if states[name][1]),
-        tp_bytes_forward=sum(call.payload for call in calls if not call.backward),
-        tp_bytes_backward=sum(call.payload for call in calls if call.backward),
     )
 
 

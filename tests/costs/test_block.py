@@ -102,7 +102,9 @@ def test_sequence_parallel_split(ideal):
     # The linear saves the gathered input, not the shard it came from.
     assert cost.saved == 2 * TOKENS * (HIDDEN + INNER // 8)
     assert cost.boundary == cost.boundary_out == payload // 8
-    assert cost.tp_bytes_forward == cost.tp_bytes_backward == 2 * payload
+    calls = collectives(two_matmuls(), MEGATRON, ends, ends, EIGHT, ideal)
+    for backward in (False, True):
+        assert sum(call.payload for call in calls if call.backward is backward) == 2 * payload
 
 
 def fan_out(consumers):
