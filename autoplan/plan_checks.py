@@ -122,7 +122,7 @@ def _parameters(plan: Plan) -> Iterator[str]:
         placement = parse_placement(parameter.placement)
         if not isinstance(placement, Shard):
             continue
-        parts = placement.blocks * plan.mesh.tp
+        parts = 1 if placement.pad else placement.blocks * plan.mesh.tp
         if placement.dim >= len(parameter.shape) or parameter.shape[placement.dim] % parts:
             shape = list(parameter.shape)
             yield f"{parameter.fqn}: {placement} of shape {shape} on tp {plan.mesh.tp}"

@@ -48,6 +48,7 @@ examples:
 
 COMMANDS = {
     "solve": "find the fastest plan that fits, and write its program",
+    "inspect": "print what a model is made of, without solving",
     "show": "print the report of a plan",
     "check": "validate a plan file again, without solver or torch",
     "emit": "write the program of a plan",
@@ -136,6 +137,7 @@ def build_parser() -> tuple[_Parser, dict[str, _Parser]]:
     sub = top.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     add: dict[str, Callable[[argparse.ArgumentParser], None]] = {
         "solve": _solve,
+        "inspect": _inspect,
         "show": _plan,
         "check": _plan,
         "emit": _emit,
@@ -246,6 +248,38 @@ def _solve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", dest="output", type=Path, metavar="DIR", help="write the program and plan.json here"
     )
+
+
+def _inspect(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="built-in name (llama3-8b), config.json or its folder, or file.py:factory",
+    )
+    parser.add_argument(
+        "--seq-len",
+        type=_positive,
+        metavar="S",
+        help="tokens a sequence (default: the longest the model's configuration allows)",
+    )
+    parser.add_argument(
+        "--tp", type=_positive, metavar="N", help="ranks that share an operator (default: 2)"
+    )
+    parser.add_argument(
+        "--micro-batch-size", type=_positive, metavar="N", help="sequences at once (default: 1)"
+    )
+    parser.add_argument(
+        "--dtype", type=_one_of("bf16", "fp32"), metavar="{bf16,fp32}", help="default: bf16"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        type=_assignment,
+        default=[],
+        metavar="KEY=VALUE",
+        help="override one field of the model's configuration; may be repeated",
+    )
+    _trust(parser)
 
 
 def _trust(parser: argparse._ActionsContainer) -> None:

@@ -18,9 +18,9 @@ from autoplan.ir.plan import Json, Plan, WorkloadRecord
 if TYPE_CHECKING:
     from autoplan.capture import ModelSource
 
-__all__ = ["default_dtype", "run", "write_program"]
+__all__ = ["DTYPES", "default_dtype", "overrides", "run", "sequence_length", "write_program"]
 
-_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 
 
 def run(args: argparse.Namespace) -> Outcome:
@@ -34,15 +34,15 @@ def run(args: argparse.Namespace) -> Outcome:
     cluster = load_cluster(args.cluster, profile=args.profile)
     if args.output is not None:
         _require_writable(args.output)
-    dtype = _DTYPES[args.dtype] if args.dtype else default_dtype(cluster)
+    dtype = DTYPES[args.dtype] if args.dtype else default_dtype(cluster)
     started = time.perf_counter()
     try:
         source = load_model(
             args.model,
-            overrides=_overrides(args.set),
+            overrides=overrides(args.set),
             trust_remote_code=args.trust_remote_code,
         )
-        seq_len = _seq_len(source, args.seq_len)
+        seq_len = sequence_length(source, args.seq_len)
         captured = capture(source, seq_len=seq_len, dtype=dtype, progress=progress)
         captured_at = time.perf_counter()
         workload = WorkloadRecord(
@@ -91,33 +91,28 @@ def default_dtype(cluster: Cluster) -> str:
     return "bfloat16" if "bfloat16" in rates and not on_cpu else "float32"
 
 
-def _seq_len(source: ModelSource, asked: int | None) -> int:
+def sequence_length(source: ModelSource, asked: int | None) -> int:
     """Tokens a sequence; 0 for a model whose inputs don't depend on it."""
-    shapes = [
-        [tensor.shape for tensor in source.batch(2, length, device="meta").values()]
-        for length in (8, 16)
-    ]
-    if shapes[0] == shapes[1]:
+    if not source.has_sequences():
         return 0
     if asked is not None:
         source.batch(2, asked, device="meta")  # refuses a length beyond the model's own
         return asked
-    for key in ("max_position_embeddings", "n_positions", "block_size"):
-        longest = source.overrides.get(key, source.config.get(key))
-        if isinstance(longest, int) and longest > 0:
-            return longest
-    raise UsageError(f"{source.spec} names no sequence length", hint="give one: --seq-len 1024")
+    longest = source.longest_sequence()
+    if longest is None:
+        raise UsageError(f"{source.spec} names no sequence length", hint="give one: --seq-len 1024")
+    return longest
 
 
-def _overrides(assignments: list[tuple[str, str]]) -> dict[str, Json]:
+def overrides(assignments: list[tuple[str, str]]) -> dict[str, Json]:
     """Values of ``--set``: JSON where it parses (``2``, ``true``), else the text itself."""
-    overrides: dict[str, Json] = {}
+    values: dict[str, Json] = {}
     for key, text in assignments:
         try:
-            overrides[key] = json.loads(text)
+            values[key] = json.loads(text)
         except ValueError:
-            overrides[key] = text
-    return overrides
+            values[key] = text
+    return values
 
 
 def _pins(args: argparse.Namespace) -> Mapping[str, str]:

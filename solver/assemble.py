@@ -26,7 +26,7 @@ from autoplan.ir.plan import (
 )
 from autoplan.ir.record import graph_to_record
 from autoplan.profiles import cluster_record
-from autoplan.rules import has_rule
+from autoplan.rules.coverage import replicated_notes, rule_coverage
 from autoplan.solver.blocks import class_counts
 from autoplan.solver.explore import Outcome, Searcher
 from autoplan.solver.pricing import Overflow, Priced
@@ -233,13 +233,8 @@ def _peak(overflow: Overflow) -> int:
 
 def _notes(graph: Graph, cluster: Cluster) -> tuple[str, ...]:
     notes = list(graph.notes)
-    unknown = sorted({op.target for c in graph.classes for op in c.ops if not has_rule(op.target)})
-    if unknown:
-        notes.append(
-            "no sharding rule, so kept whole on every tp rank: "
-            + ", ".join(unknown)
-            + "; add one with autoplan.register_rule"
-        )
+    for note in replicated_notes(rule_coverage(graph, 2)):
+        notes.append(f"{note}; add one with autoplan.register_rule")
     if graph.dtype not in dict(cluster.accelerator.matmul_peak):
         notes.append(
             f"{cluster.accelerator.name} has no {graph.dtype} units: matmuls are priced at its "

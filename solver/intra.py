@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
 
-from autoplan.costs.compute import is_sharded, local_bytes
+from autoplan.costs.compute import local_bytes, local_extra
 from autoplan.costs.resharding import Resharding, conversion_time
 from autoplan.costs.terms import op_term, required_states
 from autoplan.errors import AutoplanError, InfeasibleError, InternalError, SolverLimitError
@@ -310,8 +310,7 @@ class _Formulation:
                         holders.setdefault(storage, []).append(holder)
             if op.saved_extra:
                 sizes = [
-                    op.saved_extra // (self._group.ranks if is_sharded(c.strategy) else 1)
-                    for c in choices
+                    local_extra(op, self._block, c.strategy, self._group.ranks) for c in choices
                 ]
                 for size, picks in _grouped(sizes):
                     holders[op.name, "extra", size] = [NodeHolder(node, picks)]
@@ -334,14 +333,15 @@ class _Formulation:
 
     def _own(self, name: str, placement: Placement) -> _Storage:
         """Storage a tensor was made in: that of the tensor it views."""
-        base = self._block.tensor(self._block.tensor(name).base)
-        sharded = isinstance(placement, Shard)
+        tensor = self._block.tensor(name)
+        base = self._block.tensor(tensor.base)
         size = 0 if base.kind in _HELD_ELSEWHERE else base.size
-        return (
-            base.name,
-            "sharded" if sharded else "",
-            size // (self._group.ranks if sharded else 1),
-        )
+        if not isinstance(placement, Shard):
+            return base.name, "", size
+        if placement.pad:
+            whole = tensor.shape[placement.dim]
+            return base.name, "padded", size * -(-whole // self._group.ranks) // whole
+        return base.name, "sharded", size // self._group.ranks
 
 
 _Storage = tuple[str, str, int]
@@ -369,7 +369,8 @@ def _shares(made: Placement, wanted: Placement) -> bool:
     """Whether a required state lives in the storage it is made from: equal, or a plain slice."""
     if made == wanted:
         return True
-    return isinstance(made, Replicate) and not (isinstance(wanted, Shard) and wanted.blocks > 1)
+    copied = isinstance(wanted, Shard) and (wanted.blocks > 1 or wanted.pad)
+    return isinstance(made, Replicate) and not copied
 
 
 def _no_solution(block: BlockClass, found: Assignment, memory_limit: int | None) -> AutoplanError:

@@ -23,7 +23,7 @@ BASE = {"errors", "units", "_version"}
 DATA = BASE | {"ir"}
 MAY_IMPORT = {
     "_version": set(),
-    "__init__": {"_version"},
+    "__init__": {"_version", "capture", "rules"},
     "errors": set(),
     "units": set(),
     "ir": {"ir"},
@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "capture": DATA | {"capture"},
     "emit": DATA | {"emit", "rules", "schedules"},
     "runtime": set(),
-    "report": DATA | {"report"},
+    "report": DATA | {"report", "rules"},
     "plan_file": DATA,
     "plan_checks": DATA,
     "verify": DATA | {"verify", "capture", "rules", "emit", "runtime", "plan_file"},

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autoplan.capture.experts import with_adapters
 from autoplan.errors import CaptureError
 from autoplan.ir.graph import Buffer, Init
 
@@ -44,12 +45,13 @@ def build_on_meta(make: Callable[[], nn.Module], *, dtype: torch.dtype) -> Built
     """Module made by ``make`` in training mode, with parameters in ``dtype``."""
     watch = _WatchInit()
     with torch.random.fork_rng(devices=[]), watch, _PlaceBySize():
-        module = make()
+        module = with_adapters(make())
     module.train()
     inits, notes = _parameter_inits(module, watch)
+    _parameters_to_meta(module)
     to_dtype(module, dtype)
     buffers = module_buffers(module)
-    _to_meta(module)
+    _buffers_to_meta(module)
     return BuiltModule(module=module, inits=inits, buffers=buffers, notes=notes)
 
 
@@ -226,8 +228,8 @@ def encode(fqn: str, tensor: Tensor, *, persistent: bool) -> Buffer:
     )
 
 
-def _to_meta(module: nn.Module) -> None:
-    """Replace real tensors by meta ones in place, keeping ties between parameters."""
+def _parameters_to_meta(module: nn.Module) -> None:
+    """Replace real parameters by meta ones in place, keeping ties."""
     moved: dict[int, nn.Parameter] = {}
     for child in module.modules():
         for key, parameter in child._parameters.items():
@@ -237,6 +239,10 @@ def _to_meta(module: nn.Module) -> None:
                 fresh = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
                 moved[id(parameter)] = fresh
             child._parameters[key] = moved[id(parameter)]
+
+
+def _buffers_to_meta(module: nn.Module) -> None:
+    for child in module.modules():
         for key, buffer in child._buffers.items():
             if buffer is not None:
                 child._buffers[key] = buffer.to("meta")

@@ -16,12 +16,21 @@ from torch import Tensor, nn
 from autoplan.capture.affine import NotAffineError, at_size
 from autoplan.capture.blocks import cut_into_segments
 from autoplan.capture.build import BuiltModule, encode
-from autoplan.capture.depth import DepthError, Stack, find_stacks, replicate, shortened
+from autoplan.capture.depth import (
+    Depth,
+    DepthError,
+    Stack,
+    find_stacks,
+    replicate,
+    shortened,
+)
 from autoplan.capture.export import export_trace
 from autoplan.capture.fold import fold
+from autoplan.capture.masks import recognise_masks
 from autoplan.capture.saved import KNOWN_SAVED
 from autoplan.capture.source import ModelSource, disable_dropout
 from autoplan.capture.trace import Trace, simplify
+from autoplan.capture.witness import Witness
 from autoplan.errors import CaptureError, UsageError
 from autoplan.ir.graph import BlockClass, Buffer, Graph, Parameter, TensorKind
 from autoplan.ir.plan import ModelRecord
@@ -33,7 +42,9 @@ Progress = Callable[[str], None]
 
 # Two sizes above 1, since dimensions of size 1 broadcast.
 _SIZES = (2, 3)
-_DEPTHS = (3, 4)
+# All repeats of a run are equal, or else all but the first and the last.
+_DEPTHS = (Depth(2, ends_differ=False), Depth(3, ends_differ=True))
+_WHOLE = Depth(0, ends_differ=False)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,6 +56,7 @@ class Captured:
     dtype: str
     _built: BuiltModule = field(repr=False)
     _stacks: tuple[Stack, ...] = field(repr=False)
+    _depth: Depth = field(repr=False)
     _graphs: dict[int, Graph] = field(repr=False)
 
     def at(self, micro_batch_size: int) -> Graph:
@@ -59,7 +71,7 @@ class Captured:
             except NotAffineError:
                 graph = _graph_at(
                     self.source, self._built, self._stacks, micro_batch_size, self.seq_len,
-                    self.dtype, keep=_DEPTHS[0],
+                    self.dtype, self._depth,
                 )  # fmt: skip
             self._graphs[micro_batch_size] = graph
         return graph
@@ -107,19 +119,57 @@ def capture(
     built = source.build_for_trace(dtype=dtype)
     if not dropout:
         disable_dropout(built.module)
-    stacks = find_stacks(built.module, keep=_DEPTHS[1]) if reduce_depth else ()
+    stacks = find_stacks(built.module, keep=_DEPTHS[0].repeats) if reduce_depth else ()
+    depth = _WHOLE
     graphs: dict[int, Graph] = {}
     if stacks:
-        try:
-            graphs = _two_graphs(source, built, stacks, seq_len, dtype, say)
-        except (DepthError, CaptureError):
-            # The full model may well be captured; if not, its own error is the one to show.
-            stacks, graphs = (), {}
+        stacks, depth, graphs = _shortened_graphs(source, built, stacks, seq_len, dtype, say)
     if not graphs:
-        graphs = _two_graphs(source, built, (), seq_len, dtype, say)
+        graphs = _two_graphs(source, built, (), seq_len, dtype, depth, say)
     return Captured(
-        source=source, seq_len=seq_len, dtype=dtype, _built=built, _stacks=stacks, _graphs=graphs
-    )
+        source=source, seq_len=seq_len, dtype=dtype, _built=built, _stacks=stacks, _depth=depth,
+        _graphs=graphs,
+    )  # fmt: skip
+
+
+def _shortened_graphs(
+    source: ModelSource,
+    built: BuiltModule,
+    stacks: tuple[Stack, ...],
+    seq_len: int,
+    dtype: str,
+    say: Progress,
+) -> tuple[tuple[Stack, ...], Depth, dict[int, Graph]]:
+    """Graphs from short stacks, without the stacks that turn out not to stand for the whole.
+
+    No graphs if the whole must be traced: it may well be captured, and if not, its own
+    error is the one to show.
+    """
+    attempt = 0
+    try:
+        batch = source.batch(_SIZES[0], seq_len, seed=0, device="meta")
+        with source.tracing():
+            witness = Witness(built.module, batch, stacks)
+    except DepthError:
+        return (), _WHOLE, {}
+    while stacks:
+        depth = _DEPTHS[attempt]
+        try:
+            with source.tracing():
+                witness.check(stacks, depth)
+            graphs = _two_graphs(source, built, stacks, seq_len, dtype, depth, say)
+        except CaptureError:
+            break
+        except DepthError as error:
+            if attempt + 1 < len(_DEPTHS):
+                attempt += 1
+            elif error.stack in stacks:
+                stacks = tuple(stack for stack in stacks if stack != error.stack)
+            else:
+                break
+        else:
+            return stacks, depth, graphs
+    return (), _WHOLE, {}
 
 
 def _two_graphs(
@@ -128,17 +178,16 @@ def _two_graphs(
     stacks: tuple[Stack, ...],
     seq_len: int,
     dtype: str,
+    depth: Depth,
     say: Progress,
 ) -> dict[int, Graph]:
     graphs = {}
-    for size, keep in zip(_SIZES, _DEPTHS, strict=True):
-        say(f"tracing {source.name} at microbatch size {size}")
-        graphs[size] = _graph_at(source, built, stacks, size, seq_len, dtype, keep=keep)
-    if stacks:
-        try:
-            at_size(graphs[_SIZES[0]], graphs[_SIZES[1]], 1)
-        except NotAffineError as error:
-            raise DepthError(str(error)) from error
+    for size in _SIZES:
+        layers = sum(stack.length for stack in stacks)
+        kept = sum(len(stack.kept(depth.repeats)) for stack in stacks)
+        some = f", {kept} of {layers} layers" if stacks else ""
+        say(f"tracing {source.name} at microbatch size {size}{some}")
+        graphs[size] = _graph_at(source, built, stacks, size, seq_len, dtype, depth)
     return graphs
 
 
@@ -149,21 +198,22 @@ def _graph_at(
     size: int,
     seq_len: int,
     dtype: str,
-    *,
-    keep: int,
+    depth: Depth,
 ) -> Graph:
     batch = source.batch(size, seq_len, seed=0, device="meta")
     _check_batch(batch, size, source.name)
     module = built.module
-    with shortened(module, stacks, keep=keep), source.tracing():
+    with shortened(module, stacks, keep=depth.repeats), source.tracing():
         trace = simplify(export_trace(module, batch, name=source.name))
+        trace = simplify(recognise_masks(trace, built.buffers))
         segments = cut_into_segments(trace, module)
     chain = fold(trace, segments)
-    instances = tuple(replicate(chain.instances, stacks, keep=keep))
+    instances = tuple(replicate(chain.instances, stacks, depth))
     bound = {fqn for instance in instances for fqn in instance.parameters}
-    unused = [fqn for fqn, _ in module.named_parameters() if fqn not in bound]
-    if unused and stacks:
-        raise DepthError(f"{unused[0]} is not used by the shortened model")
+    known = dict(module.named_parameters())
+    unused = [fqn for fqn in known if fqn not in bound]
+    if stacks and (unused or bound - known.keys()):
+        raise DepthError("the shortened model does not use the parameters of the whole")
     notes = [*built.notes, *_notes(trace, chain.classes, unused)]
     graph = Graph(
         name=source.name,

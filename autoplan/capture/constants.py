@@ -35,6 +35,9 @@ class WatchConstants(TorchFunctionMode):
         made_by_value = func is torch.tensor or func is torch.as_tensor
         if not made_by_value or not args or not _is_plain(args[0]):
             return func(*args, **kwargs)
+        if not isinstance(args[0], list | tuple) and not kwargs.keys() - {"dtype", "device"}:
+            # An operator of the graph keeps its number.
+            return torch.full((), args[0], dtype=kwargs.get("dtype"), device="meta")
         result = func(*args, **kwargs | {"device": "meta"})
         self._calls.append((copy.deepcopy(args[0]), result.dtype))
         return result
@@ -44,8 +47,8 @@ class WatchConstants(TorchFunctionMode):
 
         The program numbers them in the order in which forward made them.
         """
-        lifted = [key for key in constants if key.startswith(_PREFIX)]
-        lifted.sort(key=lambda key: int(key.removeprefix(_PREFIX)))
+        lifted = [key for key in constants if _name(key).startswith(_PREFIX)]
+        lifted.sort(key=lambda key: int(_name(key).removeprefix(_PREFIX)))
         made = [torch.tensor(data, dtype=dtype) for data, dtype in self._calls]
         seen = [constants[key] for key in lifted]
         if [(t.shape, t.dtype) for t in made] != [(t.shape, t.dtype) for t in seen]:
@@ -55,6 +58,11 @@ class WatchConstants(TorchFunctionMode):
                 hint="make them in __init__ and register them as buffers",
             )
         return dict(zip(lifted, made, strict=True))
+
+
+def _name(key: str) -> str:
+    """Last part: constants made in a child module are named under its path."""
+    return key.rpartition(".")[2]
 
 
 def _is_plain(data: Any) -> bool:

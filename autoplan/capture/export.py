@@ -6,10 +6,9 @@ import inspect
 import io
 import logging
 import operator
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,8 +17,14 @@ from torch.export.graph_signature import InputKind
 
 from autoplan.capture.constants import WatchConstants
 from autoplan.capture.failure import capture_error, user_line
-from autoplan.capture.trace import Trace, TracedOp, TracedTensor
+from autoplan.capture.filled import Filling
+from autoplan.capture.forward_checks import watch_forward
+from autoplan.capture.module_checks import check_hooks, check_names
+from autoplan.capture.trace import Trace, TracedOp, TracedTensor, draws_random_numbers
+from autoplan.capture.trace_checks import check_loss, check_result, check_updates
+from autoplan.capture.writes import Written, write_through
 from autoplan.errors import CaptureError, UnsupportedOpError
+from autoplan.ir.experts import EXPERTS
 from autoplan.ir.graph import Const, Ref, TensorKind, tensor_refs
 
 __all__ = ["export_trace"]
@@ -28,9 +33,8 @@ __all__ = ["export_trace"]
 _NO_GRADIENT = {
     "detach", "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like",
     "new_zeros", "new_ones", "new_full", "new_empty", "sign", "floor", "ceil", "round",
-    "bernoulli", "one_hot", "argmax", "argmin",
+    "bernoulli", "one_hot", "argmax", "argmin", "uniform", "exponential",
 }  # fmt: skip
-_PLAIN = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
 _DROPPED_KEYWORDS = {"pin_memory", "layout"}
 # Operators of libraries that stand for one of torch's, argument by argument.
 _SAME_AS = {"transformers.grouped_mm_fallback.default": "aten._grouped_mm.default"}
@@ -39,27 +43,28 @@ _SAME_AS = {"transformers.grouped_mm_fallback.default": "aten._grouped_mm.defaul
 def export_trace(module: nn.Module, batch: Mapping[str, Tensor], *, name: str) -> Trace:
     """Trace of ``module(**batch)``; both on the meta device."""
     _check_signature(module, batch, name=name)
-    _check_names(module, name=name)
+    check_names(module, name=name)
+    check_hooks(module, name=name)
     watch = WatchConstants()
     try:
-        with torch.random.fork_rng(devices=[]), watch, _quiet():
+        with (
+            torch.random.fork_rng(devices=[]),
+            watch_forward(module, batch, name=name) as assigned,
+            watch,
+            _quiet(),
+        ):
             program = torch.export.export(module, (), dict(batch), strict=False)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # Tracing runs the user's forward: whatever it raises is theirs to see, by line.
         raise capture_error(error, module, name=name) from error
-    trace = _Reader(program, module, batch, name=name).read()
+    check_result(program, name=name)
+    reader = _Reader(program, module, batch, name=name)
+    trace = reader.read()
+    check_updates(trace, {**assigned, **reader.updated}, name=name)
+    check_loss(trace, module, name=name)
     trace.constants.update(program.constants)
     trace.constants.update(watch.values(program.constants, name=name))
     return trace
-
-
-def _check_names(module: nn.Module, *, name: str) -> None:
-    for path, _ in module.named_modules():
-        if path and not _PLAIN.fullmatch(path):
-            raise CaptureError(
-                f"{name}: module {path!r} has a name that a plan can't hold",
-                hint="use letters, digits and _ in attribute names and ModuleDict keys",
-            )
 
 
 @contextmanager
@@ -85,6 +90,13 @@ def _check_signature(module: nn.Module, batch: Mapping[str, Tensor], *, name: st
         ) from error
 
 
+@dataclass(frozen=True, slots=True)
+class _DataDependent:
+    """A Python number that forward computes from the values of a tensor."""
+
+    line: str
+
+
 class _Reader:
     def __init__(
         self, program: Any, module: nn.Module, batch: Mapping[str, Tensor], *, name: str
@@ -93,8 +105,9 @@ class _Reader:
         self.name = name
         self.batch = batch
         self.trace = Trace(inputs=tuple(batch), output="")
+        first = {id(parameter): fqn for fqn, parameter in module.named_parameters()}
         self.canonical = {
-            fqn: _first_name(module, parameter)
+            fqn: first[id(parameter)]
             for fqn, parameter in module.named_parameters(remove_duplicate=False)
         }
         self.trainable = {
@@ -104,6 +117,9 @@ class _Reader:
         self.current: dict[str, str] = {}
         self.storage: dict[str, int] = {}
         self.overwritten: set[str] = set()
+        # Line of the first change of each buffer, by its FQN.
+        self.updated: dict[str, str] = {}
+        self.filling = Filling(self.trace)
         self.prefix = ""
 
     def read(self) -> Trace:
@@ -197,6 +213,9 @@ class _Reader:
             return None
         if isinstance(target, torch._ops.HigherOrderOperator):
             return self._inline(node, env, name)
+        if isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool):
+            # Fine as long as only a check reads it.
+            return _DataDependent(user_line(node))
         if not isinstance(target, torch._ops.OpOverload):
             raise CaptureError(
                 f"{self.name}: {name} at {user_line(node)} is no tensor operator",
@@ -278,35 +297,70 @@ class _Reader:
         )
         if op.packet == "detach_" and not self.trace.tensors[op.inputs[0]].requires_grad:
             return args[0]
+        if self.filling.add(op):
+            self._fill(op, node)
+            return args[0]
+        if op.packet != "slice" and any(map(self.filling.unfinished, op.inputs)):
+            raise CaptureError(
+                f"{self.name}: {op.target} at {op.source} reads a tensor that is empty in part",
+                hint="fill it along one dim before it is read, or use torch.cat",
+            )
         written = _written(target)
-        if written and not self._functional(op, target, written):
+        if written == (0,) and (through := write_through(self.trace, op, _functional_form(op))):
+            return self._write_through(through)
+        if written and not self._functional(op, written):
             return args[0]
         if written:
             op = _as_functional(op)
         self._outputs(op, values, fresh=bool(written))
         self.trace.ops.append(op)
         if written:
-            before = op.inputs[0]
-            for old, new in [*self.current.items(), (before, before)]:
-                if new == before:
-                    self.current[old] = outputs[0]
-            self.overwritten.add(before)
+            self._overwrite(op.inputs[0], outputs[0])
         return Ref(outputs[0]) if single else tuple(map(Ref, outputs))
+
+    def _write_through(self, written: Written) -> Ref:
+        self.trace.tensors.update(written.tensors)
+        self.trace.ops.extend(written.ops)
+        # Later views of the tensor are found by its storage.
+        for name in (written.view, written.result):
+            self.storage[name] = self.storage[written.base]
+        self._overwrite(written.base, written.result)
+        return Ref(written.view)
+
+    def _overwrite(self, before: str, after: str) -> None:
+        for old, new in [*self.current.items(), (before, before)]:
+            if new == before:
+                self.current[old] = after
+        self.overwritten.add(before)
+
+    def _fill(self, op: TracedOp, node: Any) -> None:
+        found = self.filling.finished(op)
+        if found is None:
+            return
+        base, cat = found
+        tensor = self.trace.tensors[base]
+        value = torch.empty(tensor.shape, dtype=node.meta["val"].dtype, device="meta")
+        self._outputs(cat, [value], fresh=True)
+        self.trace.ops.append(cat)
+        self.current[base] = cat.outputs[0]
+        self.overwritten.add(base)
 
     def _target(self, node: Any, target: str) -> str:
         target = _SAME_AS.get(target, target)
-        if not target.startswith("aten."):
+        if target.startswith("aten.") or target == EXPERTS:
+            return target
+        if torch.Tag.nondeterministic_seeded in node.target.tags:
             raise UnsupportedOpError(
-                f"{self.name}: custom operator {target} at {user_line(node)}",
-                hint="a generated program needs only torch: write this step with torch's own "
-                "operators",
+                f"{self.name}: custom operator {target} at {user_line(node)} draws random numbers",
+                hint="copies on the ranks would differ: draw them with torch and pass them in",
             )
         return target
 
     def _outputs(self, op: TracedOp, values: list[Tensor], *, fresh: bool) -> None:
         tensors = self.trace.tensors
         inputs = [tensors[name] for name in op.inputs]
-        dependent = any(tensor.dependent for tensor in inputs)
+        # Random values are never computed again by each stage, as what is shared would be.
+        dependent = any(tensor.dependent for tensor in inputs) or draws_random_numbers(op)
         flows = any(tensor.requires_grad for tensor in inputs)
         flows = flows and op.packet not in _NO_GRADIENT
         for name, value in zip(op.outputs, values, strict=True):
@@ -343,19 +397,28 @@ class _Reader:
             return None
         return before.outputs[0]
 
-    def _functional(self, op: TracedOp, target: Any, written: tuple[int, ...]) -> bool:
+    def _functional(self, op: TracedOp, written: tuple[int, ...]) -> bool:
         """True if the in-place call can become a functional one, False if it is dropped."""
-        first = op.args[0]
+        arguments = dict(enumerate(op.args))
+        arguments |= {_argument(op.target, key): value for key, value in op.kwargs}
+        first = arguments[written[0]]
         assert isinstance(first, Ref)
         tensor = self.trace.tensors[first.name]
-        if tensor.kind is TensorKind.BUFFER:
-            self.trace.notes.append(f"update of buffer {tensor.fqn} left out")
+        base = self.trace.tensors[tensor.base]
+        if base.kind is TensorKind.BUFFER:
+            self.updated.setdefault(base.fqn, op.source)
+            self.trace.notes.append(f"update of buffer {base.fqn} left out")
             return False
         simple = written == (0,) and op.packet.endswith("_") and len(op.outputs) == 1
         alone = tensor.base == first.name
         if not simple or not alone or tensor.kind is not TensorKind.ACTIVATION:
+            what = (
+                "a view"
+                if base.kind is TensorKind.ACTIVATION
+                else f"{base.kind} {base.fqn or tensor.base}"
+            )
             raise CaptureError(
-                f"{self.name}: {op.target} at {op.source} writes into a view or an input",
+                f"{self.name}: {op.target} at {op.source} writes into {what}",
                 hint="use the operator that returns a new tensor, such as torch.where",
             )
         return True
@@ -379,6 +442,11 @@ class _Reader:
         )
 
     def _latest(self, value: Any) -> Any:
+        if isinstance(value, _DataDependent):
+            raise CaptureError(
+                f"{self.name}: the number made at {value.line} depends on the values of a tensor",
+                hint="use operators on whole tensors instead of .item()",
+            )
         if isinstance(value, Ref):
             name = self.current.get(value.name, value.name)
             base = self.trace.tensors[name].base
@@ -393,10 +461,6 @@ class _Reader:
         return value
 
 
-def _first_name(module: nn.Module, parameter: nn.Parameter) -> str:
-    return next(fqn for fqn, other in module.named_parameters() if other is parameter)
-
-
 def _written(target: Any) -> tuple[int, ...]:
     return tuple(
         index
@@ -405,12 +469,26 @@ def _written(target: Any) -> tuple[int, ...]:
     )
 
 
+def _argument(target: str, keyword: str) -> int:
+    """Position of a keyword among the arguments of an operator."""
+    namespace, packet, overload = target.split(".")
+    schema = getattr(getattr(getattr(torch.ops, namespace), packet), overload)._schema
+    return [argument.name for argument in schema.arguments].index(keyword)
+
+
 def _as_functional(op: TracedOp) -> TracedOp:
-    namespace, packet, overload = op.target.split(".")
-    functional = getattr(getattr(torch.ops, namespace), packet.removesuffix("_"), None)
-    if functional is None or overload not in functional.overloads():
+    functional = _functional_form(op)
+    if functional is None:
         raise CaptureError(
             f"{op.target} at {op.source} has no form that returns a new tensor",
             hint="use the operator that returns a new tensor instead",
         )
+    return functional
+
+
+def _functional_form(op: TracedOp) -> TracedOp | None:
+    namespace, packet, overload = op.target.split(".")
+    functional = getattr(getattr(torch.ops, namespace), packet.removesuffix("_"), None)
+    if not packet.endswith("_") or functional is None or overload not in functional.overloads():
+        return None
     return replace(op, target=f"{namespace}.{packet.removesuffix('_')}.{overload}")

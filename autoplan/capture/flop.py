@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from autoplan.capture.trace import TracedOp, TracedTensor
+from autoplan.ir.experts import EXPERTS, experts_region
 from autoplan.ir.graph import Ref
 
 __all__ = ["op_flop"]
@@ -21,6 +22,9 @@ Tensors = Mapping[str, TracedTensor]
 
 def op_flop(op: TracedOp, tensors: Tensors) -> tuple[int, int]:
     """FLOP of the forward and of the backward."""
+    if op.target == EXPERTS:
+        region = experts_region(op, tensors.__getitem__)
+        return region.flop, region.flop_backward
     formula = _FORMULAS.get(op.packet)
     if formula is None:
         return 0, 0

@@ -61,7 +61,9 @@ def fold(trace: Trace, segments: list[Segment]) -> Chain:
     """Chain of blocks in which equal segments share a class."""
     shared = unique_shared_names(trace)
     chain = Chain(
-        shared_ops=[_local_op(op, shared, trace, "") for op in _shared_ops(trace)],
+        shared_ops=[
+            _local_op(op, shared, trace, op.module_path, op.source) for op in _shared_ops(trace)
+        ],
         shared_tensors=[_local_tensor(name, shared, trace) for name in shared],
     )
     seen: dict[BlockClass, int] = {}
@@ -98,15 +100,20 @@ def _block(
     for name in read:
         tensor = trace.tensors[name]
         if tensor.kind in bound and name not in used:
-            local[name] = names.new(_relative(tensor.fqn, segment.path))
+            local[name] = names.new(segment.local(tensor.fqn))
             bound[tensor.kind].append(name)
     for op in segment.ops:
-        _name_outputs(op, _relative(op.module_path, segment.path), names, local)
+        _name_outputs(op, segment.local(op.module_path), names, local)
     everything = {**used, **local}
     boundary = set(segment.inputs)
     block = BlockClass(
         name="",
-        ops=tuple(_local_op(op, everything, trace, segment.path) for op in segment.ops),
+        ops=tuple(
+            _local_op(op, everything, trace, segment.local(op.module_path), source)
+            for op, source in zip(
+                segment.ops, segment.sources or [op.source for op in segment.ops], strict=True
+            )
+        ),
         tensors=tuple(
             _local_tensor(name, everything, trace, boundary=boundary, shared=set(used))
             for name in everything
@@ -121,10 +128,6 @@ def _block(
     return block, fqns[TensorKind.PARAMETER], fqns[TensorKind.BUFFER]
 
 
-def _relative(path: str, prefix: str) -> str:
-    return path[len(prefix) :].lstrip(".") if prefix and path.startswith(prefix) else path
-
-
 def _name_outputs(op: TracedOp, path: str, names: _Names, local: dict[str, str]) -> None:
     tail = path.rpartition(".")[2]
     packet = op.packet.strip("_")
@@ -137,7 +140,9 @@ def _name_outputs(op: TracedOp, path: str, names: _Names, local: dict[str, str])
         local[name] = names.new(f"{stem}_{index}")
 
 
-def _local_op(op: TracedOp, local: Mapping[str, str], trace: Trace, prefix: str) -> Op:
+def _local_op(
+    op: TracedOp, local: Mapping[str, str], trace: Trace, module_path: str, source: str
+) -> Op:
     flop, flop_backward = op_flop(op, trace.tensors)
     saved, extra = op_saved(op, trace.tensors)
     outputs = tuple(local[name] for name in op.outputs)
@@ -148,12 +153,13 @@ def _local_op(op: TracedOp, local: Mapping[str, str], trace: Trace, prefix: str)
         args=tuple(_local_arg(arg, local) for arg in op.args),
         kwargs=tuple((key, _local_arg(arg, local)) for key, arg in op.kwargs),
         outputs=outputs,
-        module_path=_relative(op.module_path, prefix),
-        source=op.source,
+        module_path=module_path,
+        source=source,
         flop=flop,
         flop_backward=flop_backward,
         saved=tuple(local[item] for item in saved),
         saved_extra=extra,
+        mask=op.mask,
     )
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from autoplan.capture.huggingface import huggingface_source, read_config
+from autoplan.capture.hf import huggingface_source, read_config
 from autoplan.capture.python_file import python_file_source
 from autoplan.capture.source import ModelSource, near_matches
 from autoplan.errors import InputError, UsageError
@@ -75,8 +75,8 @@ def load_model(
         )
     raise UsageError(
         f"unknown model {spec!r}",
-        hint=f"{near_matches(spec, list_models(), what='models')}; a path to a config.json or "
-        "file.py:factory works too",
+        hint=f"{near_matches(spec, list_models(), what='models', most=99)}; a path to a "
+        "config.json or file.py:factory works too",
     )
 
 

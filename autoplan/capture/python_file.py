@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from autoplan.capture.build import BuiltModule, build_on_meta, to_dtype
+from autoplan.capture.module_checks import check_module, check_tensor, without_compile
 from autoplan.capture.source import Form, ModelSource, near_matches, torch_dtype
 from autoplan.errors import CaptureError, InputError, UsageError
 from autoplan.ir.plan import Json
@@ -26,7 +28,11 @@ __all__ = ["PythonFileSource", "python_file_source"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonFileSource(ModelSource):
-    """A model that ``factory(**overrides)`` of a Python file returns."""
+    """A model that ``factory(**overrides)`` of a Python file returns.
+
+    Overrides go to the factory, to ``batch``, or to both, by the names of their parameters.
+    Floating inputs are cast to the dtype that the model computes in, as FSDP2 does it.
+    """
 
     name: str
     spec: str
@@ -44,44 +50,61 @@ class PythonFileSource(ModelSource):
         module = self._make()
         module.train()
         to_dtype(module, torch_dtype(dtype))
+        _cast_inputs(module, torch_dtype(dtype))
         return module.to(device)
 
     def build_for_trace(self, *, dtype: str | torch.dtype) -> BuiltModule:
         """The same module on the meta device."""
-        return build_on_meta(self._make, dtype=torch_dtype(dtype))
+        built = build_on_meta(self._make, dtype=torch_dtype(dtype))
+        _cast_inputs(built.module, torch_dtype(dtype))
+        return built
 
     def _make(self) -> nn.Module:
-        module = _call(self._factory, self.overrides, self.spec)
+        module = _call(self._factory, _accepted(self._factory, self.overrides), self.spec)
         if not isinstance(module, nn.Module):
             raise InputError(
                 f"{self.spec}: returns {type(module).__name__}, not a torch.nn.Module",
                 hint="the factory must return the module whose forward gives the loss",
             )
+        module = without_compile(module)
+        check_module(module, name=self.spec)
         return module
 
     def batch(
         self, batch_size: int, seq_len: int, *, seed: int = 0, device: str | torch.device = "cpu"
     ) -> dict[str, Tensor]:
-        """What the file's ``batch(batch_size, seq_len)`` gives, by name.
-
-        Overrides that are parameters of ``batch`` too are passed on to it.
-        """
-        known = inspect.signature(self._batch).parameters
-        arguments = {key: value for key, value in self.overrides.items() if key in known}
+        """What the file's ``batch(batch_size, seq_len)`` gives, by name."""
+        arguments = _accepted(self._batch, self.overrides)
         arguments |= {"batch_size": batch_size, "seq_len": seq_len}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             value = _call(self._batch, arguments, self.spec)
+        named = self._named(value)
+        for key, tensor in named.items():
+            check_tensor(tensor, f"input {key}", name=self.spec)
+        return {key: tensor.detach().to(device) for key, tensor in named.items()}
+
+    def _named(self, value: Any) -> dict[str, Tensor]:
+        hint = "return a dict of tensors by the names of forward's parameters"
         if isinstance(value, Tensor):
             value = (value,)
         if isinstance(value, tuple | list):
-            value = dict(zip(self._forward_names(), value, strict=False))
-        if not isinstance(value, dict) or not all(isinstance(v, Tensor) for v in value.values()):
-            raise CaptureError(
-                f"{self.spec}: batch() returns {type(value).__name__}",
-                hint="return a dict of tensors by the names of forward's parameters",
-            )
-        return {str(key): tensor.to(device) for key, tensor in value.items()}
+            names = self._forward_names()
+            if len(value) > len(names):
+                raise CaptureError(
+                    f"{self.spec}: batch() returns {len(value)} values for the {len(names)} "
+                    f"parameters of forward ({', '.join(names)})",
+                    hint=hint,
+                )
+            value = dict(zip(names, value, strict=False))
+        if not isinstance(value, dict):
+            raise CaptureError(f"{self.spec}: batch() returns {type(value).__name__}", hint=hint)
+        for key, item in value.items():
+            if not isinstance(item, Tensor):
+                raise CaptureError(
+                    f"{self.spec}: batch() returns {type(item).__name__} for {key}", hint=hint
+                )
+        return {str(key): tensor for key, tensor in value.items()}
 
     def _forward_names(self) -> list[str]:
         module = build_on_meta(self._make, dtype=torch.float32).module
@@ -128,7 +151,7 @@ def python_file_source(
             f"{path}: no function batch(batch_size, seq_len)",
             hint="add one that returns a dict of example inputs by forward's parameter names",
         )
-    _check_overrides(functions[factory], overrides, f"{path.name}:{factory}")
+    _check_overrides((functions[factory], batch), overrides, f"{path.name}:{factory}")
     return PythonFileSource(
         name=name,
         spec=spec,
@@ -141,20 +164,54 @@ def python_file_source(
     )
 
 
-def _check_overrides(factory: Callable[..., Any], overrides: Mapping[str, Json], spec: str) -> None:
-    parameters = inspect.signature(factory).parameters
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
-        return
+def _check_overrides(
+    functions: tuple[Callable[..., Any], ...], overrides: Mapping[str, Json], spec: str
+) -> None:
+    known = [
+        key for function in functions for key in inspect.signature(function).parameters
+        if key not in ("batch_size", "seq_len")
+    ]  # fmt: skip
     for key in overrides:
-        if key not in parameters:
+        if not any(_accepted(function, {key: None}) for function in functions):
             raise UsageError(
                 f"{spec} has no parameter {key!r}",
-                hint=near_matches(key, parameters, what="parameters"),
+                hint=near_matches(key, known, what="parameters"),
             )
+
+
+def _accepted(function: Callable[..., Any], overrides: Mapping[str, Json]) -> dict[str, Any]:
+    """The overrides that are parameters of ``function``."""
+    parameters = inspect.signature(function).parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return dict(overrides)
+    return {key: value for key, value in overrides.items() if key in parameters}
+
+
+def _cast_inputs(module: nn.Module, dtype: torch.dtype) -> None:
+    """Have floating inputs of ``module`` cast to ``dtype`` before its forward."""
+
+    def cast(
+        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (
+            tuple(_to(value, dtype) for value in args),
+            {key: _to(value, dtype) for key, value in kwargs.items()},
+        )
+
+    if dtype != torch.float32:
+        module.register_forward_pre_hook(cast, with_kwargs=True, prepend=True)
+
+
+def _to(value: Any, dtype: torch.dtype) -> Any:
+    is_single = isinstance(value, Tensor) and value.dtype == torch.float32
+    return value.to(dtype) if is_single else value
 
 
 def _load(path: Path, digest: str) -> ModuleType:
     name = f"autoplan_model_{digest[:16]}"
+    loaded = sys.modules.get(name)
+    if loaded is not None and loaded.__file__ == str(path):
+        return loaded  # operators and rules are registered once
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise InputError(f"{path} is no Python file", hint="write it as path/to/file.py:factory")
@@ -166,8 +223,8 @@ def _load(path: Path, digest: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise InputError(
-            f"{path}: {_where(error, path)}{type(error).__name__}: {error}",
-            hint=f"run python {path} to see the whole error",
+            f"{path}: {_where(error, path)}{type(error).__name__}: {_first_line(error)}",
+            hint=_missing_package(error) or f"run python {path} to see the whole error",
         ) from error
     finally:
         sys.path.pop(0)
@@ -176,14 +233,34 @@ def _load(path: Path, digest: str) -> ModuleType:
 
 def _call(function: Callable[..., Any], arguments: Mapping[str, Any], spec: str) -> Any:
     try:
+        inspect.signature(function).bind(**arguments)
+    except TypeError as error:
+        missing = re.search(r"missing a required (?:keyword-only )?argument: '(\w+)'", str(error))
+        raise UsageError(
+            f"{spec}: {function.__name__} can't be called: {error}",
+            hint=f"give it: --set {missing[1]}=..., or a default in the file"
+            if missing and not {"batch_size", "seq_len"} & {*arguments}
+            else "it is called with batch_size, seq_len and the --set values it names",
+        ) from error
+    try:
         return function(**arguments)
     except (Exception, SystemExit) as error:
         file = Path(function.__code__.co_filename) if inspect.isfunction(function) else Path(spec)
         raise InputError(
             f"{spec}: {function.__name__} fails: {_where(error, file)}"
-            f"{type(error).__name__}: {error}",
-            hint="run it in Python by itself",
+            f"{type(error).__name__}: {_first_line(error)}",
+            hint=_missing_package(error) or "run it in Python by itself",
         ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0][:300]
+
+
+def _missing_package(error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f"install {error.name.partition('.')[0]} in the environment that autoplan runs in"
+    return ""
 
 
 def _where(error: BaseException, path: Path) -> str:

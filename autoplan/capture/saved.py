@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 
 from autoplan.capture.trace import TracedOp, TracedTensor
+from autoplan.ir.experts import EXPERTS, experts_region
 from autoplan.ir.graph import Ref, TensorKind, dtype_size
 
 __all__ = ["KNOWN_SAVED", "op_saved"]
@@ -20,7 +21,11 @@ _NOTHING = {
     "sum", "mean", "cumsum", "pad", "constant_pad_nd", "flip", "roll", "repeat",
     "repeat_interleave",
     "narrow", "detach", "alias", "type_as", "movedim", "diagonal", "tril", "triu", "zeros_like",
-    "ones_like", "upsample_nearest2d", "_log_softmax_backward_data", "unfold", "view_as",
+    "ones_like", "broadcast_tensors",
+    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
+    "upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d",
+    "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d",
+    "_log_softmax_backward_data", "unfold", "view_as",
     "squeeze_", "mT", "adjoint", "matrix_H", "numpy_T", "swapaxes", "swapdims", "broadcast_to",
     "new_zeros", "new_empty", "new_ones", "scalar_tensor",
 }  # fmt: skip
@@ -32,7 +37,8 @@ _INPUT = {
     "gelu", "silu", "pow", "cos", "sin", "tan", "log", "log1p", "abs", "square", "clamp",
     "clamp_min", "clamp_max", "leaky_relu", "hardtanh", "hardswish", "hardsigmoid", "elu",
     "softplus", "mish", "erf", "logsigmoid", "log_sigmoid", "relu6", "selu", "celu", "glu",
-    "avg_pool2d", "max_pool2d", "max_pool1d", "max_pool3d", "adaptive_max_pool2d",
+    "avg_pool1d", "avg_pool2d", "avg_pool3d", "max_pool2d", "max_pool1d", "max_pool3d",
+    "adaptive_max_pool2d",
 }  # fmt: skip
 _PRODUCTS = {"mul", "mm", "bmm", "matmul", "linear", "mv", "_grouped_mm", "einsum"}
 _BIASED = {"addmm", "baddbmm"}
@@ -48,11 +54,19 @@ _INDEXED = {
     "index_put", "take_along_dim", "where", "masked_fill", "masked_select", "topk", "sort", "max",
     "min", "amax", "amin", "scatter_reduce", "_index_put_impl", "one_hot",
 }  # fmt: skip
+# Losses that keep what they compare.
+_LOSSES = {
+    "nll_loss", "nll_loss_nd", "mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss",
+    "binary_cross_entropy", "binary_cross_entropy_with_logits",
+}  # fmt: skip
+_BAGS = {"embedding_bag", "_embedding_bag"}
 _INTEGERS = {"int64", "int32", "int16", "uint8", "bool"}
 KNOWN_SAVED = frozenset(
     _NOTHING | _OUTPUT | _INPUT | _PRODUCTS | _BIASED | _CONVOLUTIONS | _NORMS | _INDEXED
-    | {"div", "scaled_dot_product_attention", "dropout", "cross_entropy_loss", "nll_loss",
-       "nll_loss_nd", "mse_loss", "adaptive_avg_pool2d", "true_divide", "dropout_"}
+    | _LOSSES | _BAGS
+    | {"div", "scaled_dot_product_attention", "dropout", "cross_entropy_loss", "l1_loss",
+       "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "true_divide",
+       "dropout_", "experts"}
 )  # fmt: skip
 
 
@@ -70,6 +84,8 @@ def op_saved(op: TracedOp, tensors: Mapping[str, TracedTensor]) -> tuple[tuple[s
 
 def _kept(op: TracedOp, tensors: Mapping[str, TracedTensor]) -> tuple[list[str], int]:
     packet, inputs, outputs = op.packet, list(op.inputs), list(op.outputs)
+    if op.target == EXPERTS:
+        return [], experts_region(op, tensors.__getitem__).saved
     first = tensors[inputs[0]]
     if packet in _NOTHING:
         return [], 0
@@ -90,22 +106,41 @@ def _kept(op: TracedOp, tensors: Mapping[str, TracedTensor]) -> tuple[list[str],
     if packet in _NORMS:
         return inputs[:1], _statistics(op, first)
     if packet == "scaled_dot_product_attention":
-        rows = math.prod(first.shape[:-1])
-        masks = inputs[3:]
-        return inputs[:3] + masks + outputs, 4 * rows
+        return _attention(op, tensors)
     if packet in {"dropout", "dropout_"}:
         return [], math.prod(first.shape)
     if packet == "cross_entropy_loss":
         return inputs[1:2], math.prod(first.shape) * dtype_size(first.dtype)
-    if packet == "mse_loss":
-        return inputs[:2], 0
-    if packet == "adaptive_avg_pool2d":
-        # To 1 x 1 it is a mean, which keeps only sizes.
-        return ([] if tensors[outputs[0]].shape[-2:] == (1, 1) else inputs[:1]), 0
+    if packet in _LOSSES:
+        return inputs, 0
+    if packet == "l1_loss":  # the difference
+        return [], math.prod(first.shape) * dtype_size(first.dtype)
+    if packet in _BAGS:
+        return [name for name in inputs + outputs[1:] if name != inputs[0]], 0
+    if packet.startswith("adaptive_avg_pool"):
+        # To one element it is a mean, which keeps only sizes.
+        spatial = tensors[outputs[0]].shape[-int(packet[-2]) :]
+        return ([] if set(spatial) == {1} else inputs[:1]), 0
     if packet in _INPUT:
         pooled = packet.startswith("max_pool")
         return inputs[:1], 8 * math.prod(tensors[outputs[0]].shape) if pooled else 0
     return inputs + outputs, 0
+
+
+def _attention(op: TracedOp, tensors: Mapping[str, TracedTensor]) -> tuple[list[str], int]:
+    """What the fused kernels keep: their tensors, and the log-sum-exp of each row.
+
+    A boolean mask is kept as numbers of the query's type. The CPU writes out all scores for
+    a mask with a gradient and for dropout; CUDA's kernels don't, and are the ones counted.
+    """
+    query = tensors[op.inputs[0]]
+    masks = list(op.inputs[3:])
+    number = 8 if query.dtype == "float64" else 4
+    extra = number * math.prod(query.shape[:-1])
+    for name in [name for name in masks if tensors[name].dtype == "bool"]:
+        masks.remove(name)
+        extra += math.prod(tensors[name].shape) * dtype_size(query.dtype)
+    return [*op.inputs[:3], *masks, *op.outputs], extra
 
 
 def _partners(inputs: list[str], tensors: Mapping[str, TracedTensor]) -> list[str]:

@@ -60,20 +60,36 @@ class ModelSource(ABC):
         Heads, key-value heads and vocabulary stay divisible by ``tp``.
         """
 
+    def has_sequences(self) -> bool:
+        """Whether inputs depend on the number of tokens a sample."""
+        shapes = [
+            [tensor.shape for tensor in self.batch(2, length, device="meta").values()]
+            for length in (8, 16)
+        ]
+        return shapes[0] != shapes[1]
+
+    def longest_sequence(self) -> int | None:
+        """Most tokens of a sample, None if the model names no limit."""
+        for key in ("max_position_embeddings", "n_positions", "block_size"):
+            longest = self.overrides.get(key, self.config.get(key))
+            if isinstance(longest, int) and longest > 0:
+                return longest
+        return None
+
     def __str__(self) -> str:
         settings = "".join(f" {key}={value}" for key, value in self.overrides.items())
         return f"{self.spec}{settings}"
 
 
-def near_matches(name: str, known: Iterable[str], *, what: str) -> str:
-    """Hint with the known names most like ``name``, or all of them when none is."""
+def near_matches(name: str, known: Iterable[str], *, what: str, most: int = 30) -> str:
+    """Hint with the known names most like ``name``, or up to ``most`` when none is."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     if close:
         return f"did you mean {' or '.join(close)}?"
     if not names:
         return f"it takes no {what}"
-    listed = ", ".join(names[:30]) + (", ..." if len(names) > 30 else "")
+    listed = ", ".join(names[:most]) + (", ..." if len(names) > most else "")
     return f"known {what}: {listed}"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from autoplan.ir.graph import Arg, Const, Ref, TensorKind, tensor_refs
 
-__all__ = ["Trace", "TracedOp", "TracedTensor", "simplify"]
+__all__ = ["Trace", "TracedOp", "TracedTensor", "draws_random_numbers", "simplify"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,7 @@ class TracedOp:
     outputs: tuple[str, ...]
     module_path: str
     source: str
+    mask: str = ""
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -69,7 +70,7 @@ class Trace:
 
 def simplify(trace: Trace) -> Trace:
     """The trace without no-ops, repeated parameter-free operators, and unused results."""
-    trace = _with_portable_histograms(trace)
+    trace = _with_portable_histograms(_without_round_trips(trace))
     ops, renamed = _without_no_ops(trace)
     output = renamed.get(trace.output, trace.output)
     ops, merged = _merge_parameter_free(ops, trace.tensors)
@@ -118,6 +119,26 @@ def _without_no_ops(trace: Trace) -> tuple[list[TracedOp], dict[str, str]]:
         else:
             kept.append(_plain_cast(op, trace))
     return kept, renamed
+
+
+def _without_round_trips(trace: Trace) -> Trace:
+    """Samples taken apart and joined again along the next dim, as a reshape.
+
+    Otherwise the graph would have an operator with as many results as the batch has samples.
+    """
+    apart = {
+        op.outputs: op for op in trace.ops if op.packet == "unbind" and op.args[1:] in ((), (0,))
+    }
+    ops = []
+    for op in trace.ops:
+        first, *rest = op.args or (None,)
+        if op.packet == "cat" and rest in ([], [0]) and isinstance(first, tuple):
+            made = apart.get(tuple(arg.name for arg in first if isinstance(arg, Ref)))
+            if made is not None and len(made.outputs) == len(first):
+                shape = trace.tensors[op.outputs[0]].shape
+                op = replace(op, target="aten.reshape.default", args=(made.args[0], shape))
+        ops.append(op)
+    return replace(trace, ops=ops)
 
 
 def _with_portable_histograms(trace: Trace) -> Trace:
@@ -169,7 +190,17 @@ def _plain_cast(op: TracedOp, trace: Trace) -> TracedOp:
     return _cast(op, op.inputs[0], op.outputs[0], trace.tensors[op.outputs[0]].dtype)
 
 
-_RANDOM = {"dropout", "rand", "randn", "randint", "bernoulli", "rand_like", "randn_like", "normal"}
+_RANDOM = {
+    "alpha_dropout", "bernoulli", "dropout", "exponential", "feature_alpha_dropout",
+    "feature_dropout", "multinomial", "normal", "rand", "rand_like", "randint", "randint_like",
+    "randn", "randn_like", "randperm", "uniform",
+}  # fmt: skip
+
+
+def draws_random_numbers(op: TracedOp) -> bool:
+    """Whether the operator draws random numbers; a dropout of nothing doesn't."""
+    idle = "dropout" in op.packet and (op.args[1] == 0 or op.args[2] is False)
+    return op.packet in _RANDOM and not idle
 
 
 def _merge_parameter_free(

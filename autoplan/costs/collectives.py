@@ -11,7 +11,8 @@ With n ranks, k of them in each of m = n / k nodes, payload S bytes of the whole
   ranks of its node and the part for other nodes, at the same time over both levels. Messages
   for one node travel together, so m - 1 of them leave it (NCCL's PXN).
 - broadcast: a pipelined ring, ``S / B`` + the latencies of one pass.
-- p2p: ``S / bandwidth`` + one latency.
+- p2p: ``S / bandwidth`` + one latency, of the slower level that the group spans; S is what
+  the busiest rank sends, to its neighbours together.
 
 Source: Thakur, Rabenseifner and Gropp 2005; NCCL's tuning model. A curve that was measured
 for the same kind and number of ranks on the same level wins.
@@ -53,7 +54,7 @@ def collective_time(kind: CollectiveKind, payload: float, group: Group, cluster:
     if measured is not None:
         return measured
     if kind is CollectiveKind.P2P:
-        link = cluster.intra if group.per_node > 1 else cluster.inter
+        link = cluster.intra if group.per_node == group.ranks else cluster.inter
         return link.latency + payload / link.bandwidth
     if kind is CollectiveKind.ALL_TO_ALL:
         return _all_to_all(payload, group, cluster)

@@ -4,7 +4,10 @@
 
 ``flop`` is the operator's own, divided by the ranks when its strategy shards some input or
 output: every local shape of such an operator is 1/ranks of the whole in one dimension of the
-work. Fused attention skips the half that a causal mask hides, though ``Op.flop`` counts it.
+work, or what that is rounded up to where the dimension is padded. Fused attention skips the
+half that a causal mask hides, though ``Op.flop`` counts it. It moves no scores. With a mask
+tensor torch can't run its flash kernel; the one it runs instead is priced at the same rate,
+which is what a catalogue holds, and reads the mask once: other heads find it in the cache.
 ``bytes`` are what the kernel reads and writes, what it keeps for backward included. Views
 run no kernel.
 """
@@ -14,7 +17,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from autoplan.costs.experts import Kernel, experts_kernels, local_experts
 from autoplan.errors import InputError
+from autoplan.ir.attention import attention_argument
+from autoplan.ir.experts import EXPERTS
 from autoplan.ir.graph import BlockClass, Op, Tensor, TensorKind, dtype_size
 from autoplan.ir.hardware import Accelerator
 from autoplan.ir.placement import Placement, Shard, shard_shape
@@ -25,6 +31,7 @@ __all__ = [
     "is_sharded",
     "is_view",
     "local_bytes",
+    "local_extra",
     "matmul_rate",
     "memory_time",
     "op_time",
@@ -32,7 +39,8 @@ __all__ = [
 
 _ATTENTION = "scaled_dot_product"
 # Kernels that read only the rows or elements they return.
-_GATHERS = ("aten.embedding.", "aten.index_select.", "aten.index.", "aten.gather.")
+_BAGS = ("aten.embedding_bag.", "aten._embedding_bag.")
+_GATHERS = ("aten.embedding.", "aten.index_select.", "aten.index.", "aten.gather.", *_BAGS)
 _EMULATED = ("bfloat16", "float16")
 
 
@@ -54,6 +62,24 @@ def local_bytes(tensor: Tensor, placement: Placement, ranks: int) -> int:
 def is_sharded(strategy: OpStrategy) -> bool:
     """Whether the ranks divide the operator's work: some input or output is a shard."""
     return any(isinstance(p, Shard) for p in (*strategy.inputs, *strategy.outputs))
+
+
+def local_extra(op: Op, block: BlockClass, strategy: OpStrategy, ranks: int) -> int:
+    """Bytes of ``op.saved_extra`` that one rank keeps."""
+    if op.target == EXPERTS and op.saved_extra:
+        return local_experts(op, block, strategy, ranks).saved
+    part, whole = _work_share(op, block, strategy, ranks)
+    return op.saved_extra * part // whole
+
+
+def _work_share(op: Op, block: BlockClass, strategy: OpStrategy, ranks: int) -> tuple[int, int]:
+    """Part of the operator's work that one rank does, as a fraction; padding is work."""
+    placements = (*strategy.inputs, *strategy.outputs)
+    for name, placement in zip((*op.inputs, *op.outputs), placements, strict=True):
+        if isinstance(placement, Shard) and placement.pad:
+            size = block.tensor(name).shape[placement.dim]
+            return -(-size // ranks), size
+    return (1, ranks) if is_sharded(strategy) else (1, 1)
 
 
 def is_view(op: Op, block: BlockClass) -> bool:
@@ -90,6 +116,13 @@ def op_time(
     op: Op, block: BlockClass, strategy: OpStrategy, ranks: int, accelerator: Accelerator
 ) -> OpTime:
     """Seconds of local compute, forward and backward."""
+    if op.target == EXPERTS:
+        region = local_experts(op, block, strategy, ranks)
+        forward_kernels, backward_kernels = experts_kernels(region)
+        return OpTime(
+            forward=_sequence(forward_kernels, region.dtype, accelerator),
+            backward=_sequence(backward_kernels, region.dtype, accelerator),
+        )
     inputs = [block.tensor(name) for name in op.inputs]
     outputs = [block.tensor(name) for name in op.outputs]
     input_bytes = [
@@ -100,12 +133,18 @@ def op_time(
         local_bytes(tensor, placement, ranks)
         for tensor, placement in zip(outputs, strategy.outputs, strict=True)
     ]
-    work = _Work(op, _main_dtype(inputs, outputs), ranks if is_sharded(strategy) else 1)
+    part, whole = _work_share(op, block, strategy, ranks)
+    extra = local_extra(op, block, strategy, ranks)
+    share = part / whole * _visible(op, block, strategy, ranks)
+    work = _Work(op, _main_dtype(inputs, outputs), share, extra)
     forward = 0.0
     if not is_view(op, block):
         moved = sum(output_bytes) + work.extra
         if op.target.startswith(_GATHERS):
-            moved += sum(output_bytes) + sum(input_bytes[1:])
+            rows = sum(output_bytes)
+            if op.target.startswith(_BAGS):  # every row of a bag is read
+                rows = rows * inputs[1].numel // max(1, outputs[0].shape[0])
+            moved += rows + sum(input_bytes[1:])
         else:
             moved += _distinct(inputs, input_bytes)
         forward = _time(work, op.flop, moved, 1, accelerator)
@@ -113,20 +152,31 @@ def op_time(
     return OpTime(forward=forward, backward=backward)
 
 
+def _sequence(kernels: tuple[Kernel, ...], dtype: str, accelerator: Accelerator) -> float:
+    """Seconds of kernels one after another."""
+    seconds = 0.0
+    for kernel in kernels:
+        compute = 0.0
+        if kernel.flop:
+            efficiency = accelerator.matmul_efficiency(kernel.flop)
+            compute = kernel.flop / (matmul_rate(accelerator, dtype) * efficiency)
+        seconds += max(compute, memory_time(kernel.moved, accelerator))
+        seconds += accelerator.kernel_latency
+    return seconds
+
+
 @dataclass(frozen=True, slots=True)
 class _Work:
+    """The operator's work on one rank; ``extra`` is `local_extra`."""
+
     op: Op
     dtype: str
-    share: int
-
-    @property
-    def extra(self) -> int:
-        """Bytes written forward and read backward that are no tensor of the graph."""
-        return self.op.saved_extra // self.share
+    share: float
+    extra: int
 
     def flop(self, whole: int) -> float:
         """FLOP this rank carries out."""
-        return whole / self.share / (2 if _is_causal(self.op) else 1)
+        return whole * self.share
 
 
 def _backward(
@@ -177,11 +227,18 @@ def _time(work: _Work, flop: int, moved: float, kernels: int, accelerator: Accel
     return max(compute, memory_time(moved, accelerator)) + kernels * accelerator.kernel_latency
 
 
-def _is_causal(op: Op) -> bool:
-    # aten.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal)
-    if _ATTENTION not in op.target:
-        return False
-    return dict(op.kwargs).get("is_causal") is True or (len(op.args) > 5 and op.args[5] is True)
+def _visible(op: Op, block: BlockClass, strategy: OpStrategy, ranks: int) -> float:
+    """Part of the scores that a causal kernel computes; of sharded rows, on the last rank.
+
+    That rank's rows see nearly all keys, and the others wait for it. A mask that is a tensor
+    saves nothing, whatever it hides.
+    """
+    if _ATTENTION not in op.target or attention_argument(op, "is_causal") is not True:
+        return 1.0
+    queries, keys = (block.tensor(name).shape[-2] for name in op.inputs[:2])
+    if strategy.call == "row_attention":
+        return min(1.0, queries * (1 - 1 / (2 * ranks)) / keys)
+    return queries / (2 * keys) if queries <= keys else 1 - keys / (2 * queries)
 
 
 def _distinct(inputs: list[Tensor], sizes: list[int]) -> int:

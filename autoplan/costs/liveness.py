@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autoplan.costs.compute import is_sharded, is_view, local_bytes
+from autoplan.costs.compute import is_view, local_bytes, local_extra
+from autoplan.costs.experts import experts_workspace, local_experts
 from autoplan.costs.terms import produced_placements, required_states
+from autoplan.ir.experts import EXPERTS
 from autoplan.ir.graph import BlockClass, Op, TensorKind
 from autoplan.ir.placement import Placement, Replicate, Shard
 from autoplan.ir.strategy import OpStrategy
@@ -40,6 +42,8 @@ class _Step:
     op: Op
     reads: tuple[Storage, ...]
     writes: tuple[Storage, ...]
+    forward: int = 0  # bytes held for a moment inside the operator
+    backward: int = 0
 
 
 class _Storages:
@@ -88,8 +92,9 @@ class _Storages:
 def _shares(produced: Placement, state: Placement) -> bool:
     if produced == state:
         return True
-    # A slice of one run is a view; of several blocks, a copy.
-    return isinstance(produced, Replicate) and not (isinstance(state, Shard) and state.blocks > 1)
+    # A slice of one run is a view; of several blocks or with padding, a copy.
+    copied = isinstance(state, Shard) and (state.blocks > 1 or state.pad)
+    return isinstance(produced, Replicate) and not copied
 
 
 def liveness(
@@ -115,8 +120,11 @@ def liveness(
         by_name = dict(zip(op.inputs, reads, strict=True))
         by_name.update(zip(op.outputs, writes, strict=True))
         saved.update(by_name[name] for name in op.saved if name in by_name)
-        extra += op.saved_extra // (ranks if is_sharded(strategy) else 1)
-        steps.append(_Step(op, reads, writes))
+        extra += local_extra(op, block, strategy, ranks)
+        inside = (0, 0)
+        if op.target == EXPERTS:
+            inside = experts_workspace(local_experts(op, block, strategy, ranks))
+        steps.append(_Step(op, reads, writes, *inside))
     sent = tuple(
         storages.read(name, state) for name, state in zip(block.outputs, boundary_out, strict=True)
     )
@@ -167,7 +175,7 @@ def _forward_peak(
     peak = 0
     for index, step in enumerate(steps):
         live.update(key for key in (*step.reads, *step.writes) if key not in saved)
-        peak = max(peak, sum(size[key] for key in live))
+        peak = max(peak, sum(size[key] for key in live) + step.forward)
         live = {key for key in live if last[key] > index}
     return max(peak, sum(size[key] for key in {*live, *sent} if key not in saved))
 
@@ -203,6 +211,6 @@ def _backward_peak(
             )
         done = {key for key in live if begin.get(key, -1) >= index}
         live.update(source[key] for key in done if key in source)
-        peak = max(peak, sum(size[key] for key in live))
+        peak = max(peak, sum(size[key] for key in live) + step.backward)
         live -= done
     return peak

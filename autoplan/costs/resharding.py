@@ -2,7 +2,7 @@
 
 The collectives are those of the placement algebra. On top come the local copies around them:
 an all_reduce works on a clone, and a shard of any but the outermost dimension has to be
-brought to or from the order in which ranks send it.
+brought to or from the order in which ranks send it. Padding travels and is copied like data.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from autoplan.costs.collectives import collective_time
 from autoplan.costs.compute import memory_time
-from autoplan.ir.graph import Tensor
+from autoplan.ir.graph import Tensor, dtype_size
 from autoplan.ir.hardware import Cluster
 from autoplan.ir.mesh import Group
-from autoplan.ir.placement import CollectiveKind, Placement, Shard, conversion
+from autoplan.ir.placement import CollectiveKind, Placement, Shard, conversion, padded_shape
 
 __all__ = ["Resharding", "conversion_time"]
 
@@ -41,13 +41,19 @@ def conversion_time(
     pair = conversion(produced, required, differentiable=tensor.requires_grad)
     if pair is None:
         return None
+    payload = max(_payload(tensor, side, group.ranks) for side in (produced, required))
     return Resharding(
         forward=_time(pair.forward, tensor, produced, required, group, cluster),
         backward=_time(pair.backward, tensor, required, produced, group, cluster),
         forward_kind=pair.forward,
         backward_kind=pair.backward,
-        payload=tensor.size,
+        payload=payload,
     )
+
+
+def _payload(tensor: Tensor, placement: Placement, ranks: int) -> int:
+    """Bytes of the whole tensor with its padding."""
+    return math.prod(padded_shape(tensor.shape, placement, ranks)) * dtype_size(tensor.dtype)
 
 
 def _time(
@@ -60,16 +66,22 @@ def _time(
 ) -> float:
     if kind is None or group.ranks == 1:
         return 0.0
-    moved = _copied(kind, tensor, source, target, group.ranks)
+    payload = max(_payload(tensor, side, group.ranks) for side in (source, target))
+    moved = _copied(kind, tensor, source, target, payload, group.ranks)
     copies = memory_time(moved, cluster.accelerator)
-    return collective_time(kind, tensor.size, group, cluster) + copies
+    return collective_time(kind, payload, group, cluster) + copies
 
 
 def _copied(
-    kind: CollectiveKind, tensor: Tensor, source: Placement, target: Placement, ranks: int
+    kind: CollectiveKind,
+    tensor: Tensor,
+    source: Placement,
+    target: Placement,
+    payload: int,
+    ranks: int,
 ) -> float:
     """Bytes read and written by the local copies around a collective."""
-    size = float(tensor.size)
+    size = float(payload)
     if kind is CollectiveKind.ALL_REDUCE:
         return 2.0 * size
     if kind is CollectiveKind.ALL_TO_ALL:
@@ -84,4 +96,4 @@ def _strided(placement: Placement, tensor: Tensor) -> bool:
     if not isinstance(placement, Shard):
         return False
     outer = math.prod(tensor.shape[: placement.dim])
-    return outer * placement.blocks > 1
+    return placement.pad or outer * placement.blocks > 1

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autoplan.costs.collectives import collective_time
-from autoplan.costs.compute import op_time
+from autoplan.costs.compute import memory_time, op_time
 from autoplan.costs.resharding import Resharding, conversion_time
 from autoplan.errors import InternalError
 from autoplan.ir.graph import BlockClass, Op, TensorKind
@@ -68,7 +68,7 @@ def op_term(
     for collective in strategy.inner:
         inner[collective.backward] += collective_time(
             collective.kind, collective.payload, group, cluster
-        )
+        ) + memory_time(collective.copied, cluster.accelerator)
     return OpTerm(
         forward=time.forward,
         backward=time.backward,

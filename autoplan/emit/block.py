@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from autoplan.emit.conversions import BlockLayout, block_layout, conversion_call, parameter_call
 from autoplan.emit.text import (
     LINE_LENGTH,
-    aten_call,
     call_lines,
     comment,
     identifier,
     keyword_text,
     literal,
+    operator_call,
     runtime_call,
     state_suffix,
     state_text,
@@ -244,7 +244,7 @@ def op_lines(
     args += [f"{keyword_text(key)}={literal(arg, slots, device)}" for key, arg in op.kwargs]
     if call:
         args.append(f"axis={_AXIS}")
-    function = runtime_call(call) if call else aten_call(op.target)
+    function = runtime_call(call) if call else operator_call(op.target)
     results = [names[name] for name in op.outputs]
     left = ", ".join(results)
     if len(results) == 1 and op.target.split(".")[1] in _LISTS:

@@ -8,7 +8,7 @@ gradient that is summed once a step; its other uses then give 1 / ranks of their
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autoplan.errors import InputError
 from autoplan.ir.graph import BlockClass, Tensor
@@ -105,7 +105,9 @@ def conversion_call(
         case Replicate(), Shard():
             return ConversionCall("shard", (axis, *_dim(required)))
         case Shard(), Replicate():
-            args = (axis, *_dim(produced))
+            # Padding is cut off by the size, which a shard does not show.
+            size = (f"size={tensor.shape[produced.dim]}",) if produced.pad else ()
+            args = (axis, *_dim(replace(produced, pad=False)), *size)
             return ConversionCall("all_gather", args if pair.backward else (*args, _SLICE))
         case Partial(), Replicate():
             return ConversionCall("all_reduce", (axis, _REDUCE) if pair.backward else (axis,))
@@ -123,4 +125,6 @@ _REDUCE = 'backward="all_reduce"'
 
 def _dim(placement: Shard) -> tuple[str, ...]:
     dim = f"dim={placement.dim}"
+    if placement.pad:
+        return (dim, "pad=True")
     return (dim,) if placement.blocks == 1 else (dim, f"blocks={placement.blocks}")

@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autoplan.emit.block import BlockText, block_class_lines, op_lines, tuple_lines
-from autoplan.emit.text import LINE_LENGTH, comment, dtype_text, fqn_text, identifier, string
+from autoplan.emit.text import (
+    LINE_LENGTH,
+    comment,
+    dtype_text,
+    fqn_text,
+    identifier,
+    import_line,
+    string,
+)
 from autoplan.errors import InputError
 from autoplan.ir.graph import BlockInstance, Graph, TensorKind
 from autoplan.ir.placement import Partial, Placement, Shard, parse_placement
 from autoplan.ir.plan import ParameterRecord, Plan
 from autoplan.ir.record import graph_from_record, strategies_from_record
+from autoplan.rules import library_of
 
 __all__ = ["model_text", "shared_needs"]
 
@@ -22,7 +31,7 @@ def model_text(plan: Plan) -> str:
     stages = _stage_instances(plan, graph)
     needs = [shared_needs(graph, instances) for instances in stages]
     kinds = list(dict.fromkeys(needs))
-    lines = _header(plan)
+    lines = _header(plan, _libraries(graph, used, needs))
     lines += _parameters(plan)
     for index in used:
         lines += ["", "", *block_class_lines(_block_text(plan, graph, index))]
@@ -88,15 +97,35 @@ def class_name(index: int) -> str:
     return f"Block{index}"
 
 
-def _header(plan: Plan) -> list[str]:
+def _libraries(graph: Graph, used: list[int], needs: list[tuple[str, ...]]) -> list[str]:
+    """Modules that register operators of the program that are not torch's own."""
+    shared = graph.shared_ops if any(needs) else ()
+    found: dict[str, None] = {}
+    for op in (*shared, *(op for index in used for op in graph.classes[index].ops)):
+        namespace = op.target.partition(".")[0]
+        if namespace in {"aten", "autoplan"}:
+            continue
+        library = library_of(op.target)
+        if not library:
+            name = op.target.rpartition(".")[0].replace(".", "::")
+            raise InputError(
+                f"a program can't call {name}: no library is known that registers it",
+                hint=f"in the model's file: autoplan.register_rule({name!r}, library="
+                '"the.module.that.registers.it"), then autoplan solve ... -o DIR',
+            )
+        found.setdefault(library)
+    return sorted(found)
+
+
+def _header(plan: Plan, libraries: list[str]) -> list[str]:
     axes = ", ".join(f"{axis} {degree}" for axis, degree in plan.mesh.model_dump().items())
     return [
         f'"""{comment(plan.graph.name)} on {plan.mesh.tp} tp ranks, written by autoplan.',
         "",
         "Each block's forward lists the operators on this rank's shards. A comment gives the local",
         "shape and the placement on tp where an operator changes either: R whole, S(d) a slice of",
-        "dim d, S(d, k) a slice of each of k blocks of dim d, P an addend, R* whole with a partial",
-        "gradient.",
+        "dim d, S(d, k) a slice of each of k blocks of dim d, S(d, pad) a slice of a dim that does",
+        "not divide, rounded up, P an addend, R* whole with a partial gradient.",
         "",
         f"Mesh: {axes}.",
         '"""',
@@ -107,6 +136,7 @@ def _header(plan: Plan) -> list[str]:
         "from collections.abc import Sequence",
         "from pathlib import Path",
         "",
+        *map(import_line, libraries),
         "import runtime as rt",
         "import torch",
         "from torch import Tensor, nn",
@@ -142,6 +172,8 @@ def _specification(record: ParameterRecord) -> str:
     placement = parse_placement(record.placement)
     parts = [f"shape={tuple(record.shape)!r}"]
     match placement:
+        case Shard(dim, _, True):
+            parts.append(f"dim={dim}, padded=True")
         case Shard(dim, blocks):
             parts.append(f"dim={dim}" if blocks == 1 else f"dim={dim}, blocks={blocks}")
         case Partial():

@@ -19,14 +19,15 @@ from autoplan.ir.placement import Partial, Placement, Replicate, Shard
 __all__ = [
     "CALLS",
     "LINE_LENGTH",
-    "aten_call",
     "call_lines",
     "comment",
     "dtype_text",
     "fqn_text",
     "identifier",
+    "import_line",
     "keyword_text",
     "literal",
+    "operator_call",
     "runtime_call",
     "state_suffix",
     "state_text",
@@ -37,21 +38,87 @@ LINE_LENGTH = 100
 
 CALLS = frozenset(
     {
+        "batch_norm",
+        "channel_batch_norm",
+        "experts",
+        "grouped_attention",
+        "halo_avg_pool",
+        "halo_convolution",
+        "halo_interpolate",
+        "halo_max_pool",
+        "halo_transposed_convolution",
+        "partial_adaptive_avg_pool",
+        "partial_binary_cross_entropy_with_logits",
+        "partial_index_add",
+        "partial_index_put",
+        "partial_l1_loss",
+        "partial_mean",
+        "partial_mse_loss",
+        "partial_scatter_add",
+        "partial_smooth_l1_loss",
+        "replicated_alpha_dropout",
         "replicated_attention",
+        "replicated_bernoulli",
         "replicated_dropout",
+        "replicated_exponential",
+        "replicated_feature_alpha_dropout",
+        "replicated_feature_dropout",
+        "replicated_multinomial",
+        "replicated_normal",
+        "replicated_rand",
+        "replicated_rand_like",
+        "replicated_randint",
+        "replicated_randint_like",
+        "replicated_randn",
+        "replicated_randn_like",
+        "replicated_randperm",
+        "replicated_uniform",
+        "row_attention",
+        "row_cross_entropy",
+        "row_embedding_bag",
+        "row_nll_loss",
+        "row_parallel_addbmm",
         "row_parallel_addmm",
+        "row_parallel_addmv",
+        "row_parallel_baddbmm",
+        "row_parallel_experts",
         "row_parallel_linear",
+        "sharded_alpha_dropout",
         "sharded_attention",
+        "sharded_bernoulli",
+        "sharded_cumsum",
         "sharded_dropout",
+        "sharded_experts",
+        "sharded_exponential",
+        "sharded_feature_alpha_dropout",
+        "sharded_feature_dropout",
+        "sharded_log_softmax",
+        "sharded_multinomial",
+        "sharded_normal",
+        "sharded_rand",
+        "sharded_rand_like",
+        "sharded_randint",
+        "sharded_randint_like",
+        "sharded_randn",
+        "sharded_randn_like",
+        "sharded_softmax",
+        "sharded_uniform",
+        "synced_batch_norm",
+        "synced_group_norm",
+        "synced_instance_norm",
+        "synced_layer_norm",
+        "synced_rms_norm",
         "vocab_cross_entropy",
         "vocab_embedding",
+        "vocab_embedding_bag",
     }
 )
 """Functions of the runtime that a strategy may name in place of the ATen call."""
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FQN = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
-_TARGET = re.compile(r"aten\.([A-Za-z0-9_]+)\.([A-Za-z0-9_]+)")
+_TARGET = re.compile(r"([A-Za-z][A-Za-z0-9_]*)\.([A-Za-z0-9_]+)\.([A-Za-z0-9_]+)")
+_MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _DTYPES = frozenset(
     {
         "float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2",
@@ -117,12 +184,19 @@ def dtype_text(name: str) -> str:
     return f"torch.{name}"
 
 
-def aten_call(target: str) -> str:
-    """Expression of an ATen operator, e.g. ``aten.linear.default``."""
+def operator_call(target: str) -> str:
+    """Expression of an operator: ``aten.linear.default``, ``torch.ops.mylib.fused.default``."""
     match = _TARGET.fullmatch(target)
     if match is None or any(map(keyword.iskeyword, match.groups())):
-        raise InputError(f"{target[:80]!r} in the plan is not an ATen operator")
-    return target
+        raise InputError(f"{target[:80]!r} in the plan is not an operator")
+    return target if match[1] == "aten" else f"torch.ops.{target}"
+
+
+def import_line(module: str) -> str:
+    """Line that imports a module for the operators it registers."""
+    if not _MODULE.fullmatch(module) or any(map(keyword.iskeyword, module.split("."))):
+        raise InputError(f"{module[:80]!r} is no name of a module")
+    return f"import {module}  # noqa: F401, registers operators"
 
 
 def runtime_call(name: str) -> str:
@@ -187,6 +261,8 @@ def state_suffix(placement: Placement) -> str:
     match placement:
         case Replicate(partial_grad):
             return "Rp" if partial_grad else "R"
+        case Shard(dim, _, True):
+            return f"S{dim}pad"
         case Shard(dim, blocks):
             return f"S{dim}" if blocks == 1 else f"S{dim}x{blocks}"
         case Partial():

@@ -110,7 +110,8 @@ class Op:
 
     ``flop`` and ``flop_backward`` are whole (unsharded) FLOP, one multiply-add = 2.
     ``saved`` names the tensors autograd keeps from forward to backward; ``saved_extra`` is
-    bytes kept that are no tensor of the graph (dropout masks, log-sum-exp).
+    bytes kept that are no tensor of the graph (dropout masks, log-sum-exp). ``mask`` is the
+    kind of mask that an attention operator is given (`ir.attention`).
     """
 
     name: str
@@ -124,6 +125,7 @@ class Op:
     flop_backward: int = 0
     saved: tuple[str, ...] = ()
     saved_extra: int = 0
+    mask: str = ""
 
     @property
     def inputs(self) -> tuple[str, ...]:

@@ -45,20 +45,21 @@ Fqn = Annotated[
 Target = Annotated[
     str,
     StringConstraints(
-        pattern=r"^aten\.(__(and|or|xor|lshift|rshift|iand|ior|ixor)__|_?[a-zA-Z][a-zA-Z0-9_]*)"
-        r"\.[a-zA-Z][a-zA-Z0-9_]*$"
+        pattern=r"^(aten\.(__(and|or|xor|lshift|rshift|iand|ior|ixor)__|_?[a-zA-Z][a-zA-Z0-9_]*)"
+        r"\.[a-zA-Z][a-zA-Z0-9_]*|[a-zA-Z][a-zA-Z0-9_]*\._?[a-zA-Z][a-zA-Z0-9_]*\.[a-zA-Z]"
+        r"[a-zA-Z0-9_]*)$"
     ),
 ]
 Text = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f-\x9f]*$", max_length=2000)]
 Size = Annotated[int, Field(ge=0, le=2**40)]
-PlacementText = Annotated[str, StringConstraints(pattern=r"^(R|P|S\(\d+(,[1-9]\d*)?\))$")]
+PlacementText = Annotated[str, StringConstraints(pattern=r"^(R|P|S\(\d+(,([1-9]\d*|pad))?\))$")]
 DType = Annotated[
     str,
     StringConstraints(
         pattern=r"^(float(64|32|16)|bfloat16|float8_e4m3fn|int(64|32|16|8)|uint8|bool|complex64)$"
     ),
 ]
-StoredText = Annotated[str, StringConstraints(pattern=r"^(R|S\(\d+(,[1-9]\d*)?\))$")]
+StoredText = Annotated[str, StringConstraints(pattern=r"^(R|S\(\d+(,([1-9]\d*|pad))?\))$")]
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16,64}$")]
 Json = JsonValue
 
@@ -79,11 +80,12 @@ class TensorRecord(_Record):
 
 
 class InnerRecord(_Record):
-    """A collective inside an operator's implementation; payload in bytes."""
+    """A collective inside an operator's implementation; payload and local copies in bytes."""
 
     kind: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p"]
     payload: int
     backward: bool
+    copied: int = 0
 
 
 class StrategyRecord(_Record):
@@ -112,6 +114,7 @@ class OpRecord(_Record):
     flop_backward: int = 0
     saved: tuple[Identifier, ...] = ()
     saved_extra: int = 0
+    mask: Annotated[str, StringConstraints(pattern=r"^([a-z]+(\([0-9]+\))?)?$")] = ""
     strategy: StrategyRecord | None = None
 
 

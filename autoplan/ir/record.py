@@ -153,7 +153,9 @@ def strategy_to_record(strategy: OpStrategy) -> StrategyRecord:
         inputs=tuple(map(str, strategy.inputs)),
         outputs=tuple(map(str, strategy.outputs)),
         inner=tuple(
-            InnerRecord(kind=i.kind.value, payload=i.payload, backward=i.backward)
+            InnerRecord(
+                kind=i.kind.value, payload=i.payload, backward=i.backward, copied=i.copied
+            )
             for i in strategy.inner
         ),
         call=strategy.call,
@@ -165,7 +167,8 @@ def _strategy_from_record(record: StrategyRecord) -> OpStrategy:
         inputs=tuple(map(parse_placement, record.inputs)),
         outputs=tuple(map(parse_placement, record.outputs)),
         inner=tuple(
-            InnerCollective(CollectiveKind(i.kind), i.payload, i.backward) for i in record.inner
+            InnerCollective(CollectiveKind(i.kind), i.payload, i.backward, i.copied)
+            for i in record.inner
         ),
         call=record.call,
     )
@@ -206,6 +209,7 @@ def _op_to_record(op: Op, strategy: OpStrategy | None) -> OpRecord:
         flop_backward=op.flop_backward,
         saved=op.saved,
         saved_extra=op.saved_extra,
+        mask=op.mask,
         strategy=None if strategy is None else strategy_to_record(strategy),
     )
 
@@ -223,6 +227,7 @@ def _op_from_record(record: OpRecord) -> Op:
         flop_backward=record.flop_backward,
         saved=record.saved,
         saved_extra=record.saved_extra,
+        mask=record.mask,
     )
 
 

@@ -13,12 +13,14 @@ __all__ = ["InnerCollective", "OpStrategy"]
 class InnerCollective:
     """A collective inside an operator's own implementation.
 
-    ``payload`` is the bytes of the whole (gathered or reduced) tensor.
+    ``payload`` is the bytes of the whole (gathered or reduced) tensor, or of what a rank
+    sends; ``copied`` those that a rank reads and writes to join what it received.
     """
 
     kind: CollectiveKind
     payload: int
     backward: bool = False
+    copied: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,9 @@ from autoplan.ir.placement import (
     Conversion,
     Placement,
     Replicate,
+    Shard,
     conversion,
+    padded_shape,
     parse_placement,
     required_state,
 )
@@ -19,7 +21,7 @@ from autoplan.ir.plan import Plan
 from autoplan.ir.record import graph_from_record, strategies_from_record
 from autoplan.ir.strategy import OpStrategy
 
-__all__ = ["BlockSharding", "block_sharding"]
+__all__ = ["BlockSharding", "block_sharding", "padded_parameters"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,18 @@ def block_sharding(plan: Plan) -> BlockSharding | None:
         forward=forward,
         backward=backward,
     )
+
+
+def padded_parameters(plan: Plan) -> tuple[tuple[str, int, int, int], ...]:
+    """Padded parameters: FQN, dim, size of the dim, and its size with the padding."""
+    found = []
+    for parameter in plan.graph.parameters:
+        placement = parse_placement(parameter.placement)
+        if isinstance(placement, Shard) and placement.pad:
+            dim = placement.dim
+            whole = padded_shape(tuple(parameter.shape), placement, plan.mesh.tp)
+            found.append((parameter.fqn, dim, parameter.shape[dim], whole[dim]))
+    return tuple(found)
 
 
 def _collectives(

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from autoplan.ir.plan import Plan
-from autoplan.report.sharding import block_sharding
+from autoplan.report.sharding import block_sharding, padded_parameters
 from autoplan.report.summary import provenance_counts
 from autoplan.units import format_bytes, format_count, format_time
 
@@ -299,6 +299,8 @@ def _sharding(plan: Plan, glyphs: _Glyphs) -> list[str]:
     for name, counts in (("forward", block.forward), ("backward", block.backward)):
         words = ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "no collective"
         lines.append(f"  {name:<8} {words} for each microbatch")
+    for fqn, dim, size, padded in padded_parameters(plan):
+        lines.append(f"  {'padding':<8} {fqn}: dim {dim} of {size:,} to {padded:,}")
     return lines
 
 

@@ -6,19 +6,26 @@
 
 from autoplan.rules import (
     attention,
+    contraction,
     convolution,
     embedding,
+    experts,
     indexing,
+    loss,
     matmul,
     norm,
+    patches,
     pointwise,
+    pooling,
     random,
     reduction,
     views,
 )
+from autoplan.rules.reasons import reasons
 from autoplan.rules.registry import (
     OpView,
     has_rule,
+    library_of,
     localize,
     register_rule,
     registered_targets,
@@ -29,7 +36,9 @@ from autoplan.rules.registry import (
 __all__ = [
     "OpView",
     "has_rule",
+    "library_of",
     "localize",
+    "reasons",
     "register_rule",
     "registered_targets",
     "rule",
@@ -39,13 +48,18 @@ __all__ = [
 # Imported for their registrations.
 _FAMILIES = (
     attention,
+    contraction,
     convolution,
     embedding,
+    experts,
     indexing,
+    loss,
     matmul,
     norm,
     pointwise,
+    pooling,
     random,
     reduction,
     views,
+    patches,
 )

@@ -10,25 +10,56 @@ from __future__ import annotations
 
 import math
 
+from autoplan.ir.experts import EXPERTS, argument, experts_region
 from autoplan.ir.graph import BlockClass, Op
 
 __all__ = ["block_counts", "view_groups"]
 
 _VIEWS = ("view", "reshape", "_unsafe_view", "flatten", "unflatten")
-_SPLITS = ("split", "split_with_sizes", "chunk")
+_SPLITS = ("split", "split_with_sizes", "chunk", "tensor_split", "unsafe_chunk", "unsafe_split")
+_PRODUCTS = ("linear", "addmm", "mm", "matmul", "bmm", "einsum")
 _MAX_PACKED = 8  # packed projections hold few parts; more would be heads or pixels
 
 
 def block_counts(block: BlockClass) -> tuple[tuple[int, int], ...]:
     """Pairs (dim size, pieces > 1), sorted."""
     found: set[tuple[int, int]] = set()
+    products = {out for op in block.ops if _name(op) in _PRODUCTS for out in op.outputs}
     for op in block.ops:
-        name = op.target.split(".")[1] if op.target.startswith("aten.") else ""
+        name = _name(op)
         if name in _SPLITS:
             found.update(_split_count(op, block))
         elif name in _VIEWS:
             found.update(_view_counts(op, block))
+        elif name == "glu":
+            found.update((size, 2) for size in _changed(op, block))
+        elif name == "slice" and op.inputs and op.inputs[0] in products:
+            found.update(_slice_count(op, block))
+        elif op.target == EXPERTS and argument(op, "layout") == "concatenated":
+            region = experts_region(op, block.tensor)
+            found.add((region.projected, 2))
     return tuple(sorted(found))
+
+
+def _name(op: Op) -> str:
+    return op.target.split(".")[1] if op.target.startswith("aten.") else ""
+
+
+def _changed(op: Op, block: BlockClass) -> set[int]:
+    """Sizes of the dims that the operator changes."""
+    whole, part = block.tensor(op.inputs[0]).shape, block.tensor(op.outputs[0]).shape
+    return {size for size, other in zip(whole, part, strict=True) if size != other}
+
+
+def _slice_count(op: Op, block: BlockClass) -> set[tuple[int, int]]:
+    """One of few equal pieces of a packed projection."""
+    whole, part = block.tensor(op.inputs[0]).shape, block.tensor(op.outputs[0]).shape
+    step = op.args[4] if len(op.args) > 4 else 1
+    return {
+        (size, size // length)
+        for size, length in zip(whole, part, strict=True)
+        if step == 1 and 0 < length < size and size % length == 0 and size // length <= _MAX_PACKED
+    }
 
 
 def _split_count(op: Op, block: BlockClass) -> set[tuple[int, int]]:

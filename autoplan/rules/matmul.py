@@ -9,13 +9,14 @@ is whole on each rank and its gradient partial (g / n each), as the gradient law
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from autoplan.ir.graph import Op
 from autoplan.ir.placement import Placement
 from autoplan.ir.strategy import OpStrategy
 from autoplan.rules.registry import OpView, P, R, S, rule
 
-__all__ = ["addmm", "baddbmm", "grouped", "linear", "product"]
+__all__ = ["addbmm", "addmm", "addmv", "baddbmm", "grouped", "linear"]
 
 
 @rule("aten.linear.default")
@@ -31,6 +32,8 @@ def linear(op: Op, view: OpView) -> Iterator[OpStrategy]:
             yield view.strategy({0: rows}, rows)
     for blocks in view.blocks(view.shape(1)[0]):
         yield view.strategy({1: S(0, blocks), bias: S(0, blocks)}, S(last, blocks))
+    for padded in view.padded(0, view.shape(1)[0]):
+        yield view.strategy({1: padded, bias: padded}, replace(padded, dim=last))
     call = "" if bias is None else "row_parallel_linear"
     for blocks in view.blocks(shape[last]):
         yield view.strategy({0: S(last, blocks), 1: S(1, blocks)}, P, call=call)
@@ -45,29 +48,17 @@ def addmm(op: Op, view: OpView) -> Iterator[OpStrategy]:
         yield view.strategy({0: _broadcast(bias, 0, m, 2, blocks), 1: S(0, blocks)}, S(0, blocks))
     for blocks in view.blocks(n):
         yield view.strategy({0: _broadcast(bias, 1, n, 2, blocks), 2: S(1, blocks)}, S(1, blocks))
+    for padded in view.padded(1, n):
+        own = len(bias) - 1
+        added = replace(padded, dim=own) if bias and bias[own] == n else R
+        yield view.strategy({0: added, 2: padded}, padded)
     for blocks in view.blocks(k):
         yield view.strategy({1: S(1, blocks), 2: S(0, blocks)}, P, call="row_parallel_addmm")
 
 
-@rule("aten.mm.default", "aten.bmm.default", "aten.matmul.default")
-def product(op: Op, view: OpView) -> Iterator[OpStrategy]:
-    """``[..., m, k] @ [..., k, n]``; batch dims broadcast; no vectors."""
-    left, right, out = view.shape(0), view.shape(1), view.output.shape
-    if len(right) < 2 or len(left) < 2:
-        return
-    yield from _batches(view, (0, 1))
-    rows, columns = len(out) - 2, len(out) - 1
-    for blocks in view.blocks(left[-2]):
-        yield view.strategy({0: S(len(left) - 2, blocks)}, S(rows, blocks))
-    for blocks in view.blocks(right[-1]):
-        yield view.strategy({1: S(len(right) - 1, blocks)}, S(columns, blocks))
-    for blocks in view.blocks(left[-1]):
-        yield view.strategy({0: S(len(left) - 1, blocks), 1: S(len(right) - 2, blocks)}, P)
-
-
 @rule("aten.baddbmm.default")
 def baddbmm(op: Op, view: OpView) -> Iterator[OpStrategy]:
-    """``input + batch1 @ batch2``; the contraction is not split, for ``input``'s sake."""
+    """``input + batch1 @ batch2``; a split contraction adds each rank's share of ``input``."""
     added, out = view.shape(0), view.output.shape
     yield from _batches(view, (0, 1, 2))
     for blocks in view.blocks(out[1]):
@@ -76,6 +67,26 @@ def baddbmm(op: Op, view: OpView) -> Iterator[OpStrategy]:
     for blocks in view.blocks(out[2]):
         added_columns = _broadcast(added, 2, out[2], 3, blocks)
         yield view.strategy({0: added_columns, 2: S(2, blocks)}, S(2, blocks))
+    for blocks in view.blocks(view.shape(1)[2]):
+        yield view.strategy({1: S(2, blocks), 2: S(1, blocks)}, P, call="row_parallel_baddbmm")
+
+
+@rule("aten.addbmm.default")
+def addbmm(op: Op, view: OpView) -> Iterator[OpStrategy]:
+    """``input + sum of batch1 @ batch2``: rows, columns, and shares of batch or contraction."""
+    added, (m, n) = view.shape(0), view.output.shape
+    yield view.strategy({0: _broadcast(added, 0, m, 2), 1: S(1)}, S(0))
+    yield view.strategy({0: _broadcast(added, 1, n, 2), 2: S(2)}, S(1))
+    yield view.strategy({1: S(0), 2: S(0)}, P, call="row_parallel_addbmm")
+    yield view.strategy({1: S(2), 2: S(1)}, P, call="row_parallel_addbmm")
+
+
+@rule("aten.addmv.default")
+def addmv(op: Op, view: OpView) -> Iterator[OpStrategy]:
+    """``input + matrix @ vector``: rows, and the contraction in shares."""
+    added = view.shape(0)
+    yield view.strategy({0: _broadcast(added, 0, view.output.shape[0], 1), 1: S(0)}, S(0))
+    yield view.strategy({1: S(1), 2: S(0)}, P, call="row_parallel_addmv")
 
 
 @rule("aten._grouped_mm.default")

@@ -1,23 +1,28 @@
-"""Reductions and scans: the dims that stay; a sum also over the dim that is sharded.
+"""Reductions and scans: the dims that stay; where it is exact also the dim that is reduced.
 
-The mean of a slice is no addend of the mean (it lacks a factor of 1 / ranks), so a mean
-over a sharded dim is not offered.
+A sum over a sharded dim gives addends. The mean of a slice is ``ranks`` times its addend, so
+it goes through ``partial_mean`` of the runtime. A running sum along a sharded dim adds the
+totals of the ranks before: ``sharded_cumsum``, one all_reduce of a total for each rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autoplan.ir.graph import Op
-from autoplan.ir.strategy import OpStrategy
-from autoplan.rules.registry import OpView, P, S, rule
+from autoplan.ir.graph import Op, dtype_size
+from autoplan.ir.placement import CollectiveKind
+from autoplan.ir.strategy import InnerCollective, OpStrategy
+from autoplan.rules.registry import OpView, P, R, S, rule
 
-__all__ = ["reduction", "scan", "total"]
+__all__ = ["mean", "reduction", "scan", "total"]
 
 
-def _reduced(view: OpView) -> set[int]:
+def _dims(view: OpView, index: int = 1) -> set[int]:
+    """Dims that are reduced; all of them when the call names none."""
     ndim = len(view.shape())
-    dims = view.integers(1, "dim")
+    value = view.arg(index, "dim")
+    items = value if isinstance(value, tuple) else (value,)
+    dims = [d for d in items if isinstance(d, int) and not isinstance(d, bool)]
     return {dim % ndim for dim in dims} if dims and ndim else set(range(ndim))
 
 
@@ -32,45 +37,76 @@ def _kept(view: OpView, reduced: set[int]) -> Iterator[OpStrategy]:
         result += keeps_dims or dim not in reduced
 
 
+def _addends(view: OpView, reduced: set[int], call: str = "") -> Iterator[OpStrategy]:
+    for dim in sorted(reduced):
+        for shard in view.shards(dim, view.shape()[dim]):
+            yield view.strategy({0: shard}, P, call=call)
+
+
 @rule("aten.sum.default", "aten.sum.dim_IntList")
 def total(op: Op, view: OpView) -> Iterator[OpStrategy]:
     """Sums: kept dims, addends, and addends from a sharded summed dim."""
-    reduced = _reduced(view)
+    reduced = _dims(view)
     yield from _kept(view, reduced)
     yield view.strategy({0: P}, P)
-    for dim in sorted(reduced):
-        for shard in view.shards(dim, view.shape()[dim]):
-            yield view.strategy({0: shard}, P)
+    yield from _addends(view, reduced)
 
 
 @rule("aten.mean.default", "aten.mean.dim")
 def mean(op: Op, view: OpView) -> Iterator[OpStrategy]:
-    """Means: kept dims, and addends."""
-    yield from _kept(view, _reduced(view))
+    """Means: kept dims, addends, and a share of the mean from a sharded dim."""
+    reduced = _dims(view)
+    yield from _kept(view, reduced)
     yield view.strategy({0: P}, P)
+    if not isinstance(view.arg(1), str):
+        yield from _addends(view, reduced, call="partial_mean")
 
 
-@rule("aten.amax.default", "aten.amin.default", "aten.any.dim", "aten.all.dim",
+@rule("aten.amax.default", "aten.amin.default", "aten.aminmax.default", "aten.any.default",
+      "aten.any.dim", "aten.any.dims", "aten.all.default", "aten.all.dim", "aten.all.dims",
       "aten.argmax.default", "aten.argmin.default", "aten.linalg_vector_norm.default",
-      "aten.logsumexp.default", "aten.max.dim", "aten.min.dim", "aten.norm.ScalarOpt_dim",
-      "aten.prod.dim_int", "aten.std.correction", "aten.std.dim", "aten.var.correction",
-      "aten.var.dim")  # fmt: skip
+      "aten.logsumexp.default", "aten.max.default", "aten.max.dim", "aten.median.dim",
+      "aten.min.default", "aten.min.dim", "aten.norm.Scalar", "aten.norm.ScalarOpt_dim",
+      "aten.prod.default", "aten.prod.dim_int", "aten.std.correction", "aten.std.default",
+      "aten.std.dim", "aten.std_mean.correction", "aten.std_mean.dim", "aten.var.correction",
+      "aten.var.default", "aten.var.dim", "aten.var_mean.correction",
+      "aten.var_mean.dim")  # fmt: skip
 def reduction(op: Op, view: OpView) -> Iterator[OpStrategy]:
     """Reductions that are not linear: kept dims."""
-    index = 2 if "norm" in op.target else 1
-    ndim = len(view.shape())
-    dims = view.integers(index, "dim")
-    yield from _kept(view, {d % ndim for d in dims} if dims else set(range(ndim)))
+    yield from _kept(view, _dims(view, 2 if "norm" in op.target else 1))
 
 
-@rule("aten.cumsum.default", "aten.cumprod.default", "aten.logcumsumexp.default")
+@rule("aten.count_nonzero.dim_IntList", "aten.count_nonzero.default")
+def count(op: Op, view: OpView) -> Iterator[OpStrategy]:
+    """Counts: kept dims; integers are no addends."""
+    yield from _kept(view, _dims(view))
+
+
+@rule("aten.cumsum.default", "aten.cumprod.default", "aten.logcumsumexp.default",
+      "aten.cummax.default", "aten.cummin.default")  # fmt: skip
 def scan(op: Op, view: OpView) -> Iterator[OpStrategy]:
-    """Running totals: every other dim; a running sum is linear."""
+    """Running totals: every other dim; a running sum is linear, and passes between ranks."""
     shape = view.shape()
     scanned = view.integer(1, "dim", 0) % max(len(shape), 1)
     for dim, size in enumerate(shape):
         if dim != scanned:
             for shard in view.shards(dim, size):
                 yield view.strategy({0: shard}, shard)
-    if op.target.startswith("aten.cumsum"):
+    if op.target.startswith("aten.cumsum") and shape:
         yield view.strategy({0: P}, P)
+        yield _running_sum(view, scanned)
+
+
+def _running_sum(view: OpView, scanned: int) -> OpStrategy:
+    output = view.output
+    row = output.numel // max(output.shape[scanned], 1) * dtype_size(output.dtype)
+    inner = [InnerCollective(CollectiveKind.ALL_REDUCE, row * view.ranks)]
+    if output.requires_grad:
+        inner += [InnerCollective(CollectiveKind.ALL_REDUCE, row * view.ranks, backward=True)]
+    return view.strategy({0: S(scanned)}, S(scanned), call="sharded_cumsum", inner=tuple(inner))
+
+
+@rule("aten.nonzero.default", "aten.masked_select.default")
+def selection(op: Op, view: OpView) -> Iterator[OpStrategy]:
+    """Positions or elements that a condition selects: their number is known to no one rank."""
+    yield view.strategy({}, R)

@@ -8,14 +8,18 @@ replicates everything.
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
-from autoplan.errors import UnsupportedOpError
+from autoplan.errors import AutoplanError, UnsupportedOpError, UsageError
 from autoplan.ir.graph import Arg, BlockClass, Op, Tensor, TensorKind, tensor_refs
-from autoplan.ir.placement import Partial, Placement, Replicate, Shard
+from autoplan.ir.placement import Partial, Placement, Replicate, Shard, can_pad
 from autoplan.ir.strategy import InnerCollective, OpStrategy
 from autoplan.rules.blocks import block_counts
+from autoplan.rules.padding import padded_sizes
 
 __all__ = [
     "Localizer",
@@ -25,10 +29,13 @@ __all__ = [
     "Rule",
     "S",
     "has_rule",
+    "library_folders",
+    "library_of",
     "localize",
     "register_rule",
     "registered_targets",
     "rule",
+    "stated_strategies",
     "strategies",
 ]
 
@@ -44,7 +51,8 @@ class OpView:
     """What a rule sees of an operator: its tensors, its literals and the number of ranks.
 
     ``block_counts`` holds (dim size, pieces) for each way in which operators of the same
-    block cut a dimension of that size into equal pieces; see `blocks`.
+    block cut a dimension of that size into equal pieces; see `blocks`. ``padded_sizes`` are
+    those of dimensions that may be padded; see `padding`.
     """
 
     op: Op
@@ -52,6 +60,7 @@ class OpView:
     outputs: tuple[Tensor, ...]
     ranks: int
     block_counts: tuple[tuple[int, int], ...]
+    padded_sizes: tuple[int, ...] = ()
 
     @property
     def output(self) -> Tensor:
@@ -107,6 +116,16 @@ class OpView:
         """Shards of a dimension of ``size``: plain first, then blocked."""
         return tuple(Shard(dim, count) for count in self.blocks(size))
 
+    def padded(self, dim: int, size: int) -> tuple[Shard, ...]:
+        """The padded shard of a dimension of ``size``, where it has one.
+
+        For operators that turn finite padding into finite padding, and a gradient that is
+        zero on the padding into such a gradient.
+        """
+        if size in self.padded_sizes and can_pad(size, self.ranks):
+            return (Shard(dim, pad=True),)
+        return ()
+
     def strategy(
         self,
         inputs: dict[int | None, Placement],
@@ -131,25 +150,75 @@ Localizer = Callable[[Op, OpView, OpStrategy], Op]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One registered rule; ``localizer`` rewrites literals, ``None`` when there are none."""
+    """One registered rule; ``localizer`` rewrites literals, ``None`` when there are none.
+
+    ``library`` names the module that a program imports to have the operator; ``""`` for ATen.
+    """
 
     target: str
     generator: Generator
     localizer: Localizer | None
+    library: str = ""
 
 
 _RULES: dict[str, Rule] = {}
+_MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
+_TARGET = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*){1,2}")
 
 
-def register_rule(target: str, generator: Generator, localizer: Localizer | None = None) -> None:
-    """Register a rule for ``target``, e.g. ``mylib.fused.default``.
+def register_rule(
+    target: str,
+    generator: Generator | None = None,
+    localizer: Localizer | None = None,
+    *,
+    library: str = "",
+) -> None:
+    """Register a rule for ``target``, e.g. ``mylib::fused`` or ``mylib.fused.default``.
 
-    A target without an overload (``aten.cos``) covers all overloads that have no rule of
-    their own. Registering a target twice raises ``ValueError``.
+    A target without an overload covers all overloads that have no rule of their own.
+    Without a generator the operator is replicated. ``library`` is the Python module whose import
+    registers an operator outside ATen with torch: programs import it, and none is written for
+    such an operator without. Registering a target twice raises ``ValueError``, except from
+    the same place, as when the file that does it is loaded again.
     """
-    if target in _RULES:
-        raise ValueError(f"{target} already has a rule: {_RULES[target].generator.__qualname__}")
-    _RULES[target] = Rule(target=target, generator=generator, localizer=localizer)
+    target = target.replace("::", ".")
+    if not _TARGET.fullmatch(target):
+        raise ValueError(f"{target!r} names no operator; write namespace::name, e.g. mylib::fused")
+    if library and not _MODULE.fullmatch(library):
+        raise ValueError(f"{library!r} is no name of a module, such as mylib.operators")
+    generator = generator or _replicated
+    known = _RULES.get(target)
+    if known is not None and _place(known.generator) != _place(generator):
+        raise ValueError(f"{target} already has a rule: {known.generator.__qualname__}")
+    _RULES[target] = Rule(target=target, generator=generator, localizer=localizer, library=library)
+
+
+def _replicated(op: Op, view: OpView) -> Iterator[OpStrategy]:
+    """Only whole tensors."""
+    yield view.strategy({}, *(R,) * len(view.outputs))
+
+
+def _place(generator: Generator) -> tuple[str, str, int]:
+    code = generator.__code__
+    return code.co_filename, generator.__qualname__, code.co_firstlineno
+
+
+def library_of(target: str) -> str:
+    """Module that a program imports to have ``target``; ``""`` where none is known or needed."""
+    found = _find(target)
+    return "" if found is None else found.library
+
+
+def library_folders() -> tuple[str, ...]:
+    """Folders where this process found the modules of `library_of`."""
+    folders: dict[str, None] = {}
+    for library in sorted({found.library for found in _RULES.values() if found.library}):
+        module = sys.modules.get(library)
+        if module is not None and module.__file__ is not None:
+            path = Path(module.__file__).resolve()
+            depth = library.count(".") + (path.name == "__init__.py")
+            folders.setdefault(str(path.parents[depth]))
+    return tuple(folders)
 
 
 def rule(*targets: str, localizer: Localizer | None = None) -> Callable[[Generator], Generator]:
@@ -184,7 +253,29 @@ def _view(op: Op, block: BlockClass, ranks: int) -> OpView:
         outputs=tuple(map(block.tensor, op.outputs)),
         ranks=ranks,
         block_counts=block_counts(block),
+        padded_sizes=padded_sizes(block),
     )
+
+
+def _facts(found: Rule, op: Op, view: OpView) -> tuple[OpStrategy, ...]:
+    """What a rule states. It may be the user's own, so whatever it raises is told by name."""
+    try:
+        facts = tuple(found.generator(op, view))
+        for fact in facts:
+            if not isinstance(fact, OpStrategy):
+                raise TypeError(f"it yields {type(fact).__name__}, not view.strategy(...)")
+            if (len(fact.inputs), len(fact.outputs)) != (len(view.inputs), len(view.outputs)):
+                raise ValueError(f"{fact} is not a placement for each input and output")
+    except AutoplanError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"the rule of {op.target} ({found.generator.__qualname__}) fails: "
+            f"{type(error).__name__}: {error}",
+            hint="rules yield view.strategy({slot: placement}, output placement); see "
+            "docs/placements.md",
+        ) from error
+    return facts
 
 
 def strategies(op: Op, block: BlockClass, ranks: int) -> tuple[OpStrategy, ...]:
@@ -202,15 +293,21 @@ def strategies(op: Op, block: BlockClass, ranks: int) -> tuple[OpStrategy, ...]:
     view = _view(op, block, ranks)
     replicated = view.strategy({}, *(R,) * len(view.outputs))
     if ranks == 1 or found is None:
-        unsharded = (replicated,) if found is None else tuple(found.generator(op, view))
+        unsharded = (replicated,) if found is None else _facts(found, op, view)
         return tuple(s for s in unsharded if _all_replicated(s))[:1] or (replicated,)
     legal: dict[OpStrategy, None] = {}
-    for strategy in found.generator(op, view):
+    for strategy in _facts(found, op, view):
         if _is_legal(strategy, view):
             legal.setdefault(strategy)
     if not any(map(_all_replicated, legal)):
         legal = {replicated: None, **legal}
     return tuple(sorted(legal, key=lambda s: not _all_replicated(s)))
+
+
+def stated_strategies(op: Op, block: BlockClass, ranks: int) -> tuple[OpStrategy, ...]:
+    """What the operator's rule states, be its sizes divisible or not."""
+    found = _find(op.target)
+    return () if found is None else _facts(found, op, _view(op, block, ranks))
 
 
 def localize(op: Op, block: BlockClass, strategy: OpStrategy, ranks: int) -> Op:
@@ -242,6 +339,8 @@ def _fits(placement: Placement, tensor: Tensor, ranks: int) -> bool:
         if not 0 <= placement.dim < len(tensor.shape):
             return False
         size = tensor.shape[placement.dim]
+        if placement.pad:
+            return can_pad(size, ranks)
         return size > 0 and size % (placement.blocks * ranks) == 0
     return True
 

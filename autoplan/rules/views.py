@@ -64,6 +64,12 @@ def reshape(op: Op, view: OpView) -> Iterator[OpStrategy]:
     for origin, shard in found:
         if {origin.blocks, shard.blocks} <= _known_blocks(view, origin, shard):
             yield view.strategy({0: origin}, shard)
+    for ins, outs in view_groups(source, result):
+        for dim in ins:
+            for padded in view.padded(dim, source[dim]):
+                images = [d for d in outs if result[d] == source[dim]]
+                if images and all(source[d] == 1 for d in ins if d != dim):
+                    yield view.strategy({0: padded}, replace(padded, dim=images[0]))
     yield view.strategy({0: P}, P)
 
 
@@ -108,22 +114,40 @@ def _mapped(view: OpView, dims: dict[int, int]) -> Iterator[OpStrategy]:
     for source, result in dims.items():
         for shard in view.shards(source, view.shape()[source]):
             yield view.strategy({0: shard}, S(result, shard.blocks))
+        if view.shape()[source] == view.output.shape[result]:
+            for padded in view.padded(source, view.shape()[source]):
+                yield view.strategy({0: padded}, replace(padded, dim=result))
     yield view.strategy({0: P}, P)
 
 
-@rule("aten.transpose.int", "aten.t.default", "aten.permute.default")
+@rule("aten.transpose.int", "aten.t.default", "aten.permute.default", "aten.movedim.int",
+      "aten.movedim.intlist", "aten.swapaxes.default", "aten.swapdims.default", "aten.mT.default",
+      "aten.mH.default", "aten.adjoint.default", "aten.numpy_T.default",
+      "aten.matrix_H.default")  # fmt: skip
 def permute(op: Op, view: OpView) -> Iterator[OpStrategy]:
     """Permutations of dims."""
+    yield from _mapped(view, {old: new for new, old in enumerate(_order(op, view))})
+
+
+def _order(op: Op, view: OpView) -> list[int]:
+    """Source dim of each dim of the result."""
     ndim = len(view.shape())
     order = list(range(ndim))
-    if op.target.startswith("aten.permute"):
-        order = [dim % ndim for dim in view.integers(1, "dims")]
-    elif op.target.startswith("aten.transpose"):
+    name = op.target.split(".")[1]
+    if name == "permute":
+        return [dim % ndim for dim in view.integers(1, "dims")]
+    if name == "movedim":
+        source = [dim % ndim for dim in view.integers(1, "source")]
+        placed = dict(zip((d % ndim for d in view.integers(2, "destination")), source, strict=True))
+        others = (dim for dim in order if dim not in source)
+        return [placed[dim] if dim in placed else next(others) for dim in order]
+    if name in {"mT", "mH", "adjoint", "matrix_H"}:
+        return [*order[:-2], ndim - 1, ndim - 2]
+    if name in {"transpose", "swapaxes", "swapdims"}:
         a, b = view.integer(1, "dim0", 0) % ndim, view.integer(2, "dim1", 0) % ndim
         order[a], order[b] = order[b], order[a]
-    else:
-        order.reverse()
-    yield from _mapped(view, {source: result for result, source in enumerate(order)})
+        return order
+    return order[::-1]
 
 
 @rule("aten.unsqueeze.default", "aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims")
@@ -132,13 +156,16 @@ def squeeze(op: Op, view: OpView) -> Iterator[OpStrategy]:
     ins = [dim for dim, size in enumerate(view.shape()) if size > 1]
     outs = [dim for dim, size in enumerate(view.output.shape) if size > 1]
     pairs = list(zip(ins, outs, strict=True))
-    if not op.target.startswith("aten.unsqueeze"):
-        # A dim of which a rank holds one element would be dropped too.
-        pairs = [(a, b) for a, b in pairs if view.shape()[a] > view.ranks]
+    if op.target.startswith("aten.squeeze"):
+        # A dim of which a rank holds one element would be dropped too, if it is asked for.
+        ndim = max(len(view.shape()), 1)
+        named = {dim % ndim for dim in view.integers(1, "dim")}
+        asked = named if len(op.args) > 1 else set(range(ndim))
+        pairs = [(a, b) for a, b in pairs if view.shape()[a] > view.ranks or a not in asked]
     yield from _mapped(view, dict(pairs))
 
 
-@rule("aten.expand.default", localizer=_localize_sizes)
+@rule("aten.expand.default", "aten.broadcast_to.default", localizer=_localize_sizes)
 def expand(op: Op, view: OpView) -> Iterator[OpStrategy]:
     """Broadcast to a size: kept dims stay sharded, a new or repeated dim is made in part."""
     source, result = view.shape(), view.output.shape
@@ -150,6 +177,15 @@ def expand(op: Op, view: OpView) -> Iterator[OpStrategy]:
     yield view.strategy({0: P}, P)
 
 
+@rule("aten.broadcast_tensors.default")
+def broadcast(op: Op, view: OpView) -> Iterator[OpStrategy]:
+    """Broadcast against each other: where all have one shape, any dim of all of them."""
+    if len({tensor.shape for tensor in view.inputs}) == 1:
+        for dim, size in enumerate(view.output.shape):
+            for shard in view.shards(dim, size):
+                yield view.strategy(_every(view, shard), shard)
+
+
 @rule("aten.select.int", "aten.unbind.int")
 def select(op: Op, view: OpView) -> Iterator[OpStrategy]:
     """One index, or each index, of a dim: the other dims."""
@@ -159,8 +195,62 @@ def select(op: Op, view: OpView) -> Iterator[OpStrategy]:
     yield from _mapped(view, {dim: index for index, dim in enumerate(kept)})
 
 
-@rule("aten.slice.Tensor", "aten.narrow.default", "aten.flip.default", "aten.roll.default",
-      "aten.diff.default")  # fmt: skip
+@rule("aten.expand_as.default")
+def expand_as(op: Op, view: OpView) -> Iterator[OpStrategy]:
+    """Broadcast to the shape of another tensor, which is sharded likewise."""
+    for strategy in expand(op, view):
+        (placed,) = strategy.outputs
+        like = placed if isinstance(placed, Shard) else R
+        yield view.strategy({0: strategy.inputs[0], 1: like}, placed)
+
+
+@rule("aten.view_as.default", "aten.reshape_as.default")
+def reshape_as(op: Op, view: OpView) -> Iterator[OpStrategy]:
+    """Reshaped like another tensor, which is sharded likewise."""
+    for strategy in reshape(op, view):
+        (placed,) = strategy.outputs
+        like = placed if isinstance(placed, Shard) else R
+        yield view.strategy({0: strategy.inputs[0], 1: like}, placed)
+
+
+def _localize_piece(op: Op, view: OpView, strategy: OpStrategy) -> Op:
+    """Bounds of one of several equal pieces of a dim, on a rank."""
+    origin, shard = strategy.inputs[0], strategy.outputs[0]
+    dim = view.integer(1, "dim", 0) % len(view.shape())
+    if not (isinstance(origin, Shard) and origin.dim == dim) or origin == shard:
+        return op
+    first = view.integer(2, "start", 0)
+    length = view.output.shape[dim]
+    op = with_arg(op, 2, "start", first // view.ranks)
+    last = length if op.target.startswith("aten.narrow") else first + length
+    return with_arg(op, 3, "end", last // view.ranks)
+
+
+@rule("aten.slice.Tensor", "aten.narrow.default", localizer=_localize_piece)
+def piece(op: Op, view: OpView) -> Iterator[OpStrategy]:
+    """Part of a dim: the other dims; the dim itself where each rank has its part.
+
+    That is where all is kept, every so many elements, or one of several equal pieces.
+    """
+    if len(view.inputs) != 1:
+        return
+    yield from part(op, view)
+    shape, out = view.shape(), view.output.shape
+    dim = view.integer(1, "dim", 0) % len(shape)
+    start = view.integer(2, "start", 0)
+    narrow = op.target.startswith("aten.narrow")
+    step = 1 if narrow else view.integer(4, "step", 1)
+    ends = start + out[dim] if narrow else view.integer(3, "end", shape[dim])
+    if 0 <= start < step and shape[dim] % step == 0 and ends >= shape[dim]:
+        for shard in view.shards(dim, shape[dim]):
+            yield view.strategy({0: shard}, shard)
+    pieces = shape[dim] // max(out[dim], 1)
+    equal = step == 1 and pieces * out[dim] == shape[dim] and start >= 0
+    if equal and pieces in view.blocks(shape[dim])[1:] and start % out[dim] == 0:
+        yield view.strategy({0: S(dim, pieces)}, S(dim))
+
+
+@rule("aten.flip.default", "aten.roll.default", "aten.diff.default")
 def part(op: Op, view: OpView) -> Iterator[OpStrategy]:
     """Part or reordering of a dim: the other dims, and a dim that is kept whole."""
     touched = _touched(op, view)
@@ -191,7 +281,7 @@ def _localize_split(op: Op, view: OpView, strategy: OpStrategy) -> Op:
     sizes = view.arg(1)
     if isinstance(sizes, tuple):
         local: Arg = tuple(size // view.ranks for size in view.integers(1, "split_sizes"))
-    elif op.target.startswith("aten.chunk"):
+    elif op.target.split(".")[1] in {"chunk", "unsafe_chunk", "tensor_split"}:
         return op
     else:
         local = view.integer(1, "split_size", 1) // view.ranks
@@ -199,7 +289,8 @@ def _localize_split(op: Op, view: OpView, strategy: OpStrategy) -> Op:
 
 
 @rule("aten.split.Tensor", "aten.split.sizes", "aten.split_with_sizes.default",
-      "aten.chunk.default", localizer=_localize_split)  # fmt: skip
+      "aten.chunk.default", "aten.tensor_split.sections", "aten.unsafe_chunk.default",
+      "aten.unsafe_split.Tensor", localizer=_localize_split)  # fmt: skip
 def split(op: Op, view: OpView) -> Iterator[OpStrategy]:
     """Pieces of a dim: the other dims, and the dim itself in as many blocks as pieces."""
     ndim = len(view.shape())
@@ -233,11 +324,15 @@ def _every(view: OpView, placement: Placement) -> dict[int | None, Placement]:
     return dict.fromkeys(range(len(view.inputs)), placement)
 
 
-@rule("aten.repeat.default")
+@rule("aten.repeat.default", "aten.tile.default")
 def repeat(op: Op, view: OpView) -> Iterator[OpStrategy]:
-    """Tiled: dims repeated once."""
+    """Tiled: dims repeated once; a repeated dim in as many blocks."""
     times = view.integers(1, "repeats")
+    times = (1,) * (len(view.shape()) - len(times)) + times
     added = len(times) - len(view.shape())
+    for dim, count in enumerate(times):
+        if dim >= added and count > 1 and count in view.blocks(view.output.shape[dim]):
+            yield view.strategy({0: S(dim - added)}, S(dim, count))
     yield from _mapped(view, {d - added: d for d in range(added, len(times)) if times[d] == 1})
 
 
@@ -259,7 +354,13 @@ def _unpadded(view: OpView) -> set[int]:
 
 @rule("aten.pad.default", "aten.constant_pad_nd.default")
 def pad(op: Op, view: OpView) -> Iterator[OpStrategy]:
-    """Padded: dims that are not; no addends, the constant would be added by each rank."""
+    """Padded: dims that are not; addends unless a constant would be added by each rank."""
     for dim in sorted(_unpadded(view)):
         for shard in view.shards(dim, view.shape()[dim]):
             yield view.strategy({0: shard}, shard)
+    if op.target.startswith("aten.pad"):
+        constant = view.arg(2, "mode", "constant") == "constant"
+        if not constant or not view.arg(3, "value", None):
+            yield view.strategy({0: P}, P)
+    elif not view.arg(2, "value", 0):
+        yield view.strategy({0: P}, P)

@@ -16,7 +16,9 @@ S(d) -> S(e)       ``all_to_all(x, d, e)``                all_to_all
 =================  =====================================  ====================
 
 A *blocked* shard (``blocks`` = k > 1) is of a dimension made of k equal blocks: a rank holds
-its slice of each block, one after another.
+its slice of each block, one after another. A *padded* shard is of a dimension that does not
+divide: every rank holds ceil(size / ranks) elements, and what the last one has too many is
+padding, zero where these functions make it and dropped where they gather it.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -105,7 +108,20 @@ def _reduce(x: Tensor, axis: Axis) -> Tensor:
     return y
 
 
-def _gather(x: Tensor, axis: Axis, dim: int, blocks: int) -> Tensor:
+def pad_dim(x: Tensor, dim: int, size: int) -> Tensor:
+    """``x`` with zeros behind dim ``dim`` up to ``size``."""
+    missing = size - x.shape[dim]
+    if missing == 0:
+        return x
+    return F.pad(x, (0, 0) * (x.dim() - 1 - dim) + (0, missing))
+
+
+def _pad_to_divide(x: Tensor, dim: int, ranks: int) -> Tensor:
+    return pad_dim(x, dim, -(-x.shape[dim] // ranks) * ranks)
+
+
+def _gather(x: Tensor, axis: Axis, dim: int, blocks: int, size: int | None = None) -> Tensor:
+    """Whole tensor; ``size`` is that of ``dim`` where it holds padding besides."""
     _check_divides(x, dim, blocks)
     local = x.detach().contiguous()
     flat = local.view(torch.uint8) if local.dtype == torch.bool else local
@@ -119,10 +135,15 @@ def _gather(x: Tensor, axis: Axis, dim: int, blocks: int) -> Tensor:
     # (rank, before, block, chunk, after) -> (before, block, rank, chunk, after)
     parts = parts.view(axis.size, *shape[:dim], blocks, chunk, *shape[dim + 1 :])
     shape[dim] *= axis.size
-    return parts.movedim(0, dim + 1).reshape(shape)
+    whole = parts.movedim(0, dim + 1).reshape(shape)
+    return whole if size is None else whole.narrow(dim, 0, size).contiguous()
 
 
-def _slice(x: Tensor, axis: Axis, dim: int, blocks: int) -> Tensor:
+def _slice(x: Tensor, axis: Axis, dim: int, blocks: int, pad: bool = False) -> Tensor:
+    if pad:
+        length = -(-x.shape[dim] // axis.size)
+        first = min(axis.rank * length, x.shape[dim])
+        return pad_dim(x.narrow(dim, first, min(length, x.shape[dim] - first)), dim, length)
     _check_divides(x, dim, blocks * axis.size)
     if blocks == 1:
         length = x.shape[dim] // axis.size
@@ -133,7 +154,9 @@ def _slice(x: Tensor, axis: Axis, dim: int, blocks: int) -> Tensor:
     return parts.reshape(shape)
 
 
-def _scatter(x: Tensor, axis: Axis, dim: int, blocks: int) -> Tensor:
+def _scatter(x: Tensor, axis: Axis, dim: int, blocks: int, pad: bool = False) -> Tensor:
+    if pad:
+        x = _pad_to_divide(x, dim, axis.size)
     _check_divides(x, dim, blocks * axis.size)
     parts = (
         torch.unflatten(x.detach(), dim, (blocks, axis.size, -1)).movedim(dim + 1, 0).contiguous()
@@ -177,27 +200,32 @@ class _AllReduce(torch.autograd.Function):
 
 class _AllGather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis, dim: int, blocks: int, partial: bool) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, axis: Axis, dim: int, blocks: int, partial: bool, size: int | None
+    ) -> Tensor:
         ctx.axis, ctx.dim, ctx.blocks, ctx.partial = axis, dim, blocks, partial
-        return _gather(x, axis, dim, blocks)
+        ctx.pad = size is not None
+        return _gather(x, axis, dim, blocks, size)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         back = _scatter if ctx.partial else _slice
-        return back(grad, ctx.axis, ctx.dim, ctx.blocks), None, None, None, None
+        local = back(grad, ctx.axis, ctx.dim, ctx.blocks, ctx.pad)
+        return local, None, None, None, None, None
 
 
 class _ReduceScatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis, dim: int, blocks: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, axis: Axis, dim: int, blocks: int, pad: bool) -> Tensor:
         ctx.axis, ctx.dim, ctx.blocks = axis, dim, blocks
-        return _scatter(x, axis, dim, blocks)
+        ctx.size = x.shape[dim] if pad else None
+        return _scatter(x, axis, dim, blocks, pad)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _gather(grad, ctx.axis, ctx.dim, ctx.blocks), None, None, None
+        return _gather(grad, ctx.axis, ctx.dim, ctx.blocks, ctx.size), None, None, None, None
 
 
 class _AllToAll(torch.autograd.Function):
@@ -226,15 +254,16 @@ class _PartialGrad(torch.autograd.Function):
 
 class _Shard(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis, dim: int, blocks: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, axis: Axis, dim: int, blocks: int, pad: bool) -> Tensor:
         ctx.axis, ctx.dim, ctx.blocks = axis, dim, blocks
+        ctx.size = x.shape[dim] if pad else None
         # A view of an input returned from a Function may not be modified in place later.
-        return _slice(x, axis, dim, blocks).contiguous()
+        return _slice(x, axis, dim, blocks, pad).contiguous()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _gather(grad, ctx.axis, ctx.dim, ctx.blocks), None, None, None
+        return _gather(grad, ctx.axis, ctx.dim, ctx.blocks, ctx.size), None, None, None, None
 
 
 def all_gather(
@@ -243,18 +272,25 @@ def all_gather(
     dim: int,
     blocks: int = 1,
     backward: Literal["reduce_scatter", "slice"] = "reduce_scatter",
+    size: int | None = None,
 ) -> Tensor:
     """Whole tensor of which each rank holds its shard of ``dim``.
 
     ``backward`` says what arrives there: ``reduce_scatter`` for a partial gradient (R*),
-    ``slice`` for a whole one (R).
+    ``slice`` for a whole one (R). ``size`` is that of ``dim`` without the padding of a padded
+    shard.
     """
     if backward not in ("reduce_scatter", "slice"):
         raise ValueError(f"backward of all_gather is reduce_scatter or slice, not {backward!r}")
     dim = _dim(x, dim)
     if axis.size == 1:
         return x
-    return _apply(_AllGather, x, axis, dim, blocks, backward == "reduce_scatter")
+    if size is not None and (blocks > 1 or -(-size // axis.size) != x.shape[dim]):
+        raise ValueError(
+            f"a padded shard of {size} on {axis.size} ranks can't have {x.shape[dim]} elements "
+            f"in {blocks} blocks"
+        )
+    return _apply(_AllGather, x, axis, dim, blocks, backward == "reduce_scatter", size)
 
 
 def all_reduce(
@@ -272,12 +308,12 @@ def all_reduce(
     return _apply(_AllReduce, x, axis, backward == "all_reduce")
 
 
-def reduce_scatter(x: Tensor, axis: Axis, dim: int, blocks: int = 1) -> Tensor:
-    """Shard of ``dim`` of the sum of the ranks' addends."""
+def reduce_scatter(x: Tensor, axis: Axis, dim: int, blocks: int = 1, pad: bool = False) -> Tensor:
+    """Shard of ``dim`` of the sum of the ranks' addends; ``pad`` makes it a padded one."""
     dim = _dim(x, dim)
     if axis.size == 1:
         return x
-    return _apply(_ReduceScatter, x, axis, dim, blocks)
+    return _apply(_ReduceScatter, x, axis, dim, blocks, pad)
 
 
 def all_to_all(x: Tensor, axis: Axis, from_dim: int, to_dim: int) -> Tensor:
@@ -297,9 +333,9 @@ def partial_grad(x: Tensor, axis: Axis) -> Tensor:
     return _apply(_PartialGrad, x, axis)
 
 
-def shard(x: Tensor, axis: Axis, dim: int, blocks: int = 1) -> Tensor:
-    """Shard of ``dim`` of a tensor that every rank has whole."""
+def shard(x: Tensor, axis: Axis, dim: int, blocks: int = 1, pad: bool = False) -> Tensor:
+    """Shard of ``dim`` of a tensor that every rank has whole; ``pad`` makes it a padded one."""
     dim = _dim(x, dim)
     if axis.size == 1:
         return x
-    return _apply(_Shard, x, axis, dim, blocks)
+    return _apply(_Shard, x, axis, dim, blocks, pad)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .axis import Axis
+from .collectives import pad_dim
 
 __all__ = [
     "Init",
@@ -44,13 +45,15 @@ class ParameterSpec:
     """A parameter of the model and how the ``tp`` axis holds it.
 
     ``shape`` is whole; ``dim`` is the sharded dimension (None: replicated), made of
-    ``blocks`` equal blocks. ``partial_grad``: each rank has only an addend of the gradient,
-    summed once a step.
+    ``blocks`` equal blocks. ``padded``: it does not divide, so each rank holds
+    ceil(size / ranks) of it and the last one zeros at the end, whose gradient is zero too.
+    ``partial_grad``: each rank has only an addend of the gradient, summed once a step.
     """
 
     shape: tuple[int, ...]
     dim: int | None = None
     blocks: int = 1
+    padded: bool = False
     partial_grad: bool = False
     trainable: bool = True
     init: Init = Init("constant")
@@ -60,31 +63,35 @@ def local_shape(spec: ParameterSpec, axis: Axis) -> tuple[int, ...]:
     """Shape of what a rank of the axis holds."""
     if spec.dim is None:
         return spec.shape
-    if spec.shape[spec.dim] % (spec.blocks * axis.size):
+    if not spec.padded and spec.shape[spec.dim] % (spec.blocks * axis.size):
         raise ValueError(
             f"dim {spec.dim} of shape {spec.shape} does not divide into "
             f"{spec.blocks} blocks x {axis.size} ranks"
         )
     shape = list(spec.shape)
-    shape[spec.dim] //= axis.size
+    shape[spec.dim] = -(-shape[spec.dim] // axis.size)
     return tuple(shape)
 
 
 def slice_parameter(full: Tensor, spec: ParameterSpec, axis: Axis) -> Tensor:
-    """Part of a whole parameter that this rank holds, contiguous."""
+    """Part of a whole parameter that this rank holds, contiguous; padding is zero."""
     if tuple(full.shape) != spec.shape:
         raise ValueError(f"parameter of shape {tuple(full.shape)} where {spec.shape} is planned")
     shape = local_shape(spec, axis)
     if spec.dim is None:
         return full.contiguous()
+    if spec.padded:
+        full = pad_dim(full, spec.dim, shape[spec.dim] * axis.size)
     parts = torch.unflatten(full, spec.dim, (spec.blocks, axis.size, -1))
     return parts.select(spec.dim + 1, axis.rank).reshape(shape).contiguous()
 
 
 def join_parameter(shards: Sequence[Tensor], spec: ParameterSpec) -> Tensor:
-    """Whole parameter of the parts of all ranks of the axis, in rank order."""
+    """Whole parameter of the parts of all ranks of the axis, in rank order, without padding."""
     if spec.dim is None:
         return shards[0]
+    if spec.padded:
+        return torch.cat(list(shards), spec.dim).narrow(spec.dim, 0, spec.shape[spec.dim])
     blocks = [torch.unflatten(shard, spec.dim, (spec.blocks, -1)) for shard in shards]
     return torch.cat(blocks, dim=spec.dim + 1).reshape(spec.shape)
 

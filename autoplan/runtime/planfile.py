@@ -100,7 +100,8 @@ class ProgramPlan:
 def _local(shape: list[int], placement: str, ranks: int) -> tuple[int, ...]:
     local = list(shape)
     if placement.startswith("S("):
-        local[int(placement[2:-1].split(",")[0])] //= ranks
+        dim = int(placement[2:-1].split(",")[0])
+        local[dim] = -(-local[dim] // ranks)  # a padded shard is rounded up
     return tuple(local)
 
 

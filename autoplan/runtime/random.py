@@ -15,11 +15,18 @@ from torch import Tensor
 from .axis import Axis
 
 __all__ = [
+    "draw_generator",
+    "replicated_alpha_dropout",
     "replicated_attention",
     "replicated_dropout",
+    "replicated_feature_alpha_dropout",
+    "replicated_feature_dropout",
     "set_dropout",
+    "sharded_alpha_dropout",
     "sharded_attention",
     "sharded_dropout",
+    "sharded_feature_alpha_dropout",
+    "sharded_feature_dropout",
 ]
 
 _enabled = True
@@ -35,17 +42,77 @@ def _draw_seed() -> int:
     return int(torch.randint(2**62, (), device="cpu").item())
 
 
-def _dropout(x: Tensor, p: float, train: bool, offset: int) -> Tensor:
-    if not train or not _enabled or p == 0:
-        return x
+def draw_generator(device: torch.device, offset: int) -> torch.Generator:
+    """Generator on ``device`` with a fresh seed; ``offset`` tells ranks apart."""
+    return torch.Generator(device=device).manual_seed(_draw_seed() + offset)
+
+
+def _keep(x: Tensor, p: float, offset: int, *, whole_channels: bool) -> Tensor:
+    """Mask of what is kept, with probability 1 - ``p`` an element or a channel."""
     if not 0 <= p <= 1:
         raise ValueError(f"dropout probability {p} is not in [0, 1]")
-    generator = torch.Generator(device=x.device).manual_seed(_draw_seed() + offset)
+    shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if whole_channels else x.shape
+    keep = torch.empty(shape, dtype=torch.bool, device=x.device)
+    return keep.bernoulli_(1 - p, generator=draw_generator(x.device, offset))
+
+
+def _dropout(
+    x: Tensor, p: float, train: bool, offset: int, *, whole_channels: bool = False
+) -> Tensor:
+    if not train or not _enabled or p == 0:
+        return x
+    keep = _keep(x, p, offset, whole_channels=whole_channels)
     if p == 1:
         return x * 0
-    keep = torch.empty(x.shape, dtype=torch.bool, device=x.device)
-    keep.bernoulli_(1 - p, generator=generator)
     return x * keep * (1 / (1 - p))
+
+
+# Where a self-normalising network saturates: minus the scale times alpha of ``selu``.
+_SATURATION = -1.7580993408473766
+
+
+def _alpha_dropout(
+    x: Tensor, p: float, train: bool, offset: int, *, whole_channels: bool = False
+) -> Tensor:
+    """Dropout to the saturated value, scaled and shifted so that mean and variance stay."""
+    if not train or not _enabled or p == 0:
+        return x
+    keep = _keep(x, p, offset, whole_channels=whole_channels)
+    if p == 1:
+        return x * 0
+    scale = ((1 - p) * (1 + p * _SATURATION**2)) ** -0.5
+    dropped = _SATURATION * scale
+    return torch.where(keep, x * scale, dropped) - dropped * p
+
+
+def replicated_alpha_dropout(x: Tensor, p: float, train: bool, *, axis: Axis) -> Tensor:
+    """Dropout that keeps mean and variance, equal on the ranks of the axis."""
+    return _alpha_dropout(x, p, train, 0)
+
+
+def sharded_alpha_dropout(x: Tensor, p: float, train: bool, *, axis: Axis) -> Tensor:
+    """Dropout of a shard that keeps mean and variance."""
+    return _alpha_dropout(x, p, train, axis.rank)
+
+
+def replicated_feature_alpha_dropout(x: Tensor, p: float, train: bool, *, axis: Axis) -> Tensor:
+    """Dropout of whole channels that keeps mean and variance, equal on the ranks."""
+    return _alpha_dropout(x, p, train, 0, whole_channels=True)
+
+
+def sharded_feature_alpha_dropout(x: Tensor, p: float, train: bool, *, axis: Axis) -> Tensor:
+    """Dropout of whole channels of a shard that keeps mean and variance."""
+    return _alpha_dropout(x, p, train, axis.rank, whole_channels=True)
+
+
+def replicated_feature_dropout(x: Tensor, p: float, train: bool, *, axis: Axis) -> Tensor:
+    """Dropout of whole channels, the same on the ranks of the axis."""
+    return _dropout(x, p, train, 0, whole_channels=True)
+
+
+def sharded_feature_dropout(x: Tensor, p: float, train: bool, *, axis: Axis) -> Tensor:
+    """Dropout of whole channels of a shard of samples or channels."""
+    return _dropout(x, p, train, axis.rank, whole_channels=True)
 
 
 def replicated_dropout(x: Tensor, p: float, train: bool, *, axis: Axis) -> Tensor:

@@ -1,4 +1,8 @@
-"""Embedding and cross entropy over a vocabulary that is sharded on one axis."""
+"""Embedding and cross entropy of which each rank has some classes or some rows.
+
+A vocabulary that does not divide is padded: the last rank's surplus rows or columns take no
+part here, whatever they hold, and get a gradient of exactly zero.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .axis import Axis
-from .collectives import _apply, _note, _size
+from .collectives import _apply, _note, _size, pad_dim
 
-__all__ = ["vocab_cross_entropy", "vocab_embedding"]
+__all__ = ["row_cross_entropy", "row_nll_loss", "vocab_cross_entropy", "vocab_embedding"]
 
 
 def vocab_embedding(
@@ -54,10 +58,17 @@ def _sum(x: Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM)
 class _VocabCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, target: Tensor, reduction: int, ignore_index: int, axis: Axis
+        ctx: Any,
+        logits: Tensor,
+        target: Tensor,
+        reduction: int,
+        ignore_index: int,
+        columns: int,
+        axis: Axis,
     ) -> Tensor:
-        columns = logits.shape[1]
-        local = target - axis.rank * columns
+        local = target - axis.rank * logits.shape[1]
+        ctx.columns = logits.shape[1]
+        logits = logits.narrow(1, 0, columns)
         ignored = target == ignore_index
         elsewhere = ignored | (local < 0) | (local >= columns)
         local = local.masked_fill(elsewhere, 0)
@@ -86,7 +97,8 @@ class _VocabCrossEntropy(torch.autograd.Function):
         probability.mul_(scale.unsqueeze(1))
         here = -scale.masked_fill(elsewhere, 0)
         probability.scatter_add_(1, local.unsqueeze(1), here.unsqueeze(1))
-        return probability.to(logits.dtype), None, None, None, None
+        gradient = pad_dim(probability.to(logits.dtype), 1, ctx.columns)
+        return gradient, None, None, None, None, None
 
 
 def vocab_cross_entropy(
@@ -97,12 +109,14 @@ def vocab_cross_entropy(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     *,
+    classes: int | None = None,
     axis: Axis,
 ) -> Tensor:
     """Cross entropy of ``[N, V]`` logits of which each rank has its slice of the classes.
 
     Three all_reduces of N numbers (largest logit, sum of exponentials, logit of the target);
     the logits are never gathered. The loss, and the gradient that comes back, are whole.
+    ``classes`` is V where the slices hold padding besides.
     """
     if weight is not None or label_smoothing:
         raise ValueError("cross entropy over sharded classes has no weight and no label_smoothing")
@@ -113,4 +127,77 @@ def vocab_cross_entropy(
         )
     if reduction not in (0, 1, 2):
         raise ValueError(f"reduction {reduction} is none of 0 (none), 1 (mean), 2 (sum)")
-    return _apply(_VocabCrossEntropy, logits, target, reduction, ignore_index, axis)
+    columns = logits.shape[1]
+    if classes is not None:
+        columns = min(columns, classes - axis.rank * columns)
+        if columns <= 0 or classes > logits.shape[1] * axis.size:
+            raise ValueError(
+                f"{classes} classes on {axis.size} ranks, but each has {logits.shape[1]} columns"
+            )
+    return _apply(_VocabCrossEntropy, logits, target, reduction, ignore_index, columns, axis)
+
+
+def row_cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    *,
+    axis: Axis,
+) -> Tensor:
+    """Addend of the mean cross entropy of logits of which each rank has some rows.
+
+    The ranks agree on what they divide by, the labels that count: an all_reduce of one number,
+    which has no gradient.
+    """
+    _check_mean(reduction)
+    losses = F.cross_entropy(
+        logits,
+        target,
+        weight,
+        ignore_index=ignore_index,
+        reduction="sum",
+        label_smoothing=label_smoothing,
+    )
+    if target.is_floating_point():  # probabilities: every row counts as one
+        return losses / (logits.numel() // logits.shape[1] * axis.size)
+    counted = _weight_of_labels(logits, target, weight, ignore_index, axis)
+    return (losses / counted).to(losses.dtype)
+
+
+def row_nll_loss(
+    log_probabilities: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
+    *,
+    axis: Axis,
+) -> Tensor:
+    """Addend of the mean negative log likelihood; see `row_cross_entropy`."""
+    _check_mean(reduction)
+    losses = F.nll_loss(
+        log_probabilities, target, weight, ignore_index=ignore_index, reduction="sum"
+    )
+    counted = _weight_of_labels(log_probabilities, target, weight, ignore_index, axis)
+    return (losses / counted).to(losses.dtype)
+
+
+def _check_mean(reduction: int) -> None:
+    if reduction != 1:
+        raise ValueError(f"reduction {reduction} over sharded rows needs no call; 1 is the mean")
+
+
+@torch.no_grad()
+def _weight_of_labels(
+    scores: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, axis: Axis
+) -> Tensor:
+    """Sum of the class weights (1 without) of all ranks' labels that are not ignored."""
+    dtype = torch.promote_types(scores.dtype, torch.float32)
+    counted = target != ignore_index
+    if weight is None:
+        return _sum(counted.sum().to(dtype), axis)
+    weights = weight.to(dtype)[target.masked_fill(~counted, 0)]
+    return _sum(weights.masked_fill(~counted, 0).sum(), axis)

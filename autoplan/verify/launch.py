@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autoplan.errors import VerificationError
+from autoplan.rules.registry import library_folders
 
 __all__ = ["Finding", "run_programs"]
 
@@ -75,6 +76,10 @@ def _launch(job: Path, *, ranks: int, timeout: float) -> str:
         "AUTOPLAN_DEVICE": "cpu",
         "MASTER_ADDR": "127.0.0.1",
         "GLOO_SOCKET_IFNAME": "lo",
+        # Modules that the model's file found beside itself, for the operators they register.
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, [*library_folders(), os.environ.get("PYTHONPATH", "")])
+        ),
     }
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1"]
     command += ["--nproc-per-node", str(ranks), "--master-addr", "127.0.0.1"]

@@ -7,13 +7,13 @@ in the same order, as the plan's, and each gets the strategy the plan chose for 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from autoplan.capture import ModelSource, capture
 from autoplan.errors import UsageError
 from autoplan.ir.graph import BlockClass, Graph
-from autoplan.ir.placement import Placement, parse_placement
+from autoplan.ir.placement import Placement, Shard, parse_placement
 from autoplan.ir.plan import (
     BlockClassRecord,
     GraphRecord,
@@ -139,7 +139,7 @@ def _graph_record(graph: Graph, planned: GraphRecord, ranks: int) -> GraphRecord
         graph,
         strategies=matched,
         boundaries=boundaries,
-        placements=_placements(graph, planned),
+        placements=_placements(graph, planned, ranks),
     )
 
 
@@ -153,8 +153,7 @@ def _match(
         found = [
             strategy
             for strategy in strategies(op, block, ranks)
-            if (strategy.inputs, strategy.outputs, strategy.call)
-            == (wanted.inputs, wanted.outputs, wanted.call)
+            if _without_padding(strategy) == _without_padding(wanted)
         ]
         if not found:
             raise _unlike(f"{block.name}.{op.name} can't run as {wanted} on {ranks} ranks")
@@ -162,7 +161,23 @@ def _match(
     return matched
 
 
-def _placements(graph: Graph, planned: GraphRecord) -> dict[str, tuple[Placement, bool]]:
+def _without_padding(strategy: OpStrategy) -> tuple[object, ...]:
+    """What makes two strategies the same: whether a dim divides depends on its size."""
+    placements = (*strategy.inputs, *strategy.outputs)
+    plain = [replace(p, pad=False) if isinstance(p, Shard) else p for p in placements]
+    return (*plain, strategy.call)
+
+
+def _stored(text: str, shape: tuple[int, ...], ranks: int) -> Placement:
+    placement = parse_placement(text)
+    if isinstance(placement, Shard) and placement.blocks == 1:
+        return replace(placement, pad=shape[placement.dim] % ranks != 0)
+    return placement
+
+
+def _placements(
+    graph: Graph, planned: GraphRecord, ranks: int
+) -> dict[str, tuple[Placement, bool]]:
     """Storage by FQN, as the plan stores what the same name of the same class stands for."""
     parameters = {parameter.fqn: parameter for parameter in planned.parameters}
     by_class: dict[int, tuple[str, ...]] = {}
@@ -174,7 +189,7 @@ def _placements(graph: Graph, planned: GraphRecord) -> dict[str, tuple[Placement
             record = parameters[same]
             before = placements.get(fqn, (None, False))
             placements[fqn] = (
-                parse_placement(record.placement),
+                _stored(record.placement, graph.parameter(fqn).shape, ranks),
                 record.partial_grad or before[1],
             )
     return placements

@@ -100,6 +100,13 @@ def test_hand_computed_times():
     assert collective_time(Kind.P2P, gib, Group(2, 1), cluster) == pytest.approx(
         4e-6 + gib / 48.5e9
     )
+    # Neighbours in a line of 2 x 8: the slowest pair lies between the nodes.
+    assert collective_time(Kind.P2P, gib, Group(16, 8), cluster) == pytest.approx(
+        4e-6 + gib / 48.5e9
+    )
+    assert collective_time(Kind.P2P, gib, Group(8, 8), cluster) == pytest.approx(
+        1.2e-6 + gib / 366e9
+    )
     # all_to_all on 2 x 8: 8 of 16 destinations are in the other node.
     assert collective_time(Kind.ALL_TO_ALL, gib, Group(16, 8), cluster) == pytest.approx(
         7 * 1.2e-6 + 4e-6 + gib * 8 / 256 / 48.5e9

@@ -40,7 +40,20 @@ def test_table(produced, required, forward, backward):
         assert least <= seconds <= least + copies
 
 
+@pytest.mark.parametrize(
+    ("produced", "required"), [("R", "S(2,pad)"), ("S(2,pad)", "R*"), ("P", "S(2,pad)")]
+)
+def test_padding_is_sent_like_data(produced, required):
+    odd, even = tensor("x", (16, 32, 61)), tensor("x", (16, 32, 64))
+    pair = [parse_placement(produced), parse_placement(required)]
+    plain = [parse_placement(text.replace(",pad", "")) for text in (produced, required)]
+    padded = conversion_time(odd, *pair, GROUP, CLUSTER)
+    whole = conversion_time(even, *plain, GROUP, CLUSTER)
+    assert padded == whole and padded.payload == even.size
+
+
 def test_illegal_pairs():
+    assert conversion_time(X, S(0), parse_placement("S(1,pad)"), GROUP, CLUSTER) is None
     assert conversion_time(X, R, P, GROUP, CLUSTER) is None
     assert conversion_time(X, S(0), P, GROUP, CLUSTER) is None
     assert conversion_time(X, S(0, 2), S(1), GROUP, CLUSTER) is None

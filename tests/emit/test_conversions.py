@@ -8,6 +8,7 @@ from autoplan.ir.graph import Tensor, TensorKind
 from autoplan.ir.placement import Partial, Replicate, Shard
 
 R, RP, P = Replicate(), Replicate(True), Partial()
+PAD = Shard(1, pad=True)
 
 
 def tensor(kind=TensorKind.ACTIVATION, *, grad=True):
@@ -42,6 +43,26 @@ def written(call):
         (P, RP, 'all_reduce(x, tp, backward="all_reduce")', "all_reduce(x, tp)"),
         (P, Shard(0), "reduce_scatter(x, tp, dim=0)", "reduce_scatter(x, tp, dim=0)"),
         (P, P, None, None),
+        (R, PAD, "shard(x, tp, dim=1, pad=True)", "shard(x, tp, dim=1, pad=True)"),
+        (PAD, PAD, None, None),
+        (
+            PAD,
+            R,
+            'all_gather(x, tp, dim=1, size=12, backward="slice")',
+            'all_gather(x, tp, dim=1, size=12, backward="slice")',
+        ),
+        (
+            PAD,
+            RP,
+            "all_gather(x, tp, dim=1, size=12)",
+            'all_gather(x, tp, dim=1, size=12, backward="slice")',
+        ),
+        (
+            P,
+            PAD,
+            "reduce_scatter(x, tp, dim=1, pad=True)",
+            "reduce_scatter(x, tp, dim=1, pad=True)",
+        ),
         (
             Shard(0),
             Shard(1),
@@ -58,7 +79,16 @@ def test_each_edge_is_one_call(produced, required, text, without_gradient):
 
 @pytest.mark.parametrize(
     ("produced", "required"),
-    [(R, P), (Shard(0), P), (Shard(1), Shard(1, 3)), (Shard(1, 3), Shard(0))],
+    [
+        (R, P),
+        (Shard(0), P),
+        (Shard(1), Shard(1, 3)),
+        (Shard(1, 3), Shard(0)),
+        (PAD, P),
+        (PAD, Shard(0)),
+        (Shard(0), PAD),
+        (Shard(1), PAD),
+    ],
 )
 def test_edges_that_do_not_exist_are_rejected(produced, required):
     with pytest.raises(InputError, match="can't go from"):
@@ -73,6 +103,7 @@ def parameter(stored, required, *, partial=False, grad=True):
 def test_parameters_are_used_as_stored():
     assert parameter(R, R) is None
     assert parameter(Shard(1, 3), Shard(1, 3)) is None
+    assert parameter(PAD, PAD) is None
     assert parameter(R, RP, partial=True) is None
 
 

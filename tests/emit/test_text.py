@@ -38,7 +38,7 @@ def test_names_that_are_no_identifiers_are_rejected(name):
 )
 def test_targets_that_are_no_aten_operators_are_rejected(target):
     with pytest.raises(InputError):
-        text.aten_call(target)
+        text.operator_call(target)
 
 
 @pytest.mark.parametrize("call", ["main", "load_buffer", "x()", "", "vocab_embedding\n"])

@@ -6,20 +6,27 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import autoplan.capture.experts  # noqa: F401, registers the operator
 from autoplan.ir.graph import Const
 from autoplan.rules.pointwise import ELEMENTWISE
 
+from .array_samples import array_samples
 from .engine import Sample, T
+from .spatial_samples import spatial_samples
 
-_POSITIVE = ("log", "log10", "log1p", "log2", "pow", "reciprocal", "rsqrt", "sqrt")
-_BINARY = ("atan2", "fmod", "maximum", "max.other", "min.other", "minimum", "remainder", "xlogy")
+_POSITIVE = ("digamma", "erfinv", "lgamma", "log", "log10", "log1p", "log2", "logit", "pow",
+             "reciprocal", "rsqrt", "special_entr", "sqrt")  # fmt: skip
+_BINARY = ("atan2", "copysign", "fmax", "fmin", "fmod", "heaviside", "hypot", "logaddexp",
+           "logaddexp2", "maximum", "max.other", "min.other", "minimum", "remainder",
+           "special_xlog1py", "xlogy")  # fmt: skip
+_TENSOR_OVERLOAD = ("copysign", "fmod", "remainder", "xlogy")
 _COMPARE = ("eq", "ge", "gt", "le", "lt", "ne")
-_BITS = ("bitwise_and", "bitwise_or", "bitwise_xor")
+_BITS = ("bitwise_and", "bitwise_left_shift", "bitwise_or", "bitwise_right_shift", "bitwise_xor")
 _LOGIC = ("logical_and", "logical_or", "logical_xor")
-_SPECIAL = ("clamp", "clamp_max", "clamp_min", "clip", "fill", "floor_divide", "full_like",
-            "lerp", "masked_fill", "pow", "rsub", "threshold",
+_SPECIAL = ("clamp", "clamp_max", "clamp_min", "clip", "float_power", "floor_divide", "isin",
+            "lerp", "masked_fill", "pow", "rsub", "threshold", "where.Scalar",
             "where.ScalarOther", "where.ScalarSelf", "where.self", "addcmul", "addcdiv",
-            "bitwise_not")  # fmt: skip
+            "acosh", "bitwise_not")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +53,9 @@ def samples(z: Sizes) -> Iterator[Sample]:
     yield from _convolutions(z)
     yield from _pools(z)
     yield from _indexing(z)
+    yield from spatial_samples(z.b, min(z.s, 4))
+    yield from _experts(z)
+    yield from array_samples(z.b, z.s, z.h, z.d)
 
 
 def call(target: str, *args: Any, pieces: tuple[tuple[int, int], ...] = (), **kw: Any) -> Sample:
@@ -68,9 +78,14 @@ def _pointwise(z: Sizes) -> Iterator[Sample]:
             continue
         if "." in name:
             yield call(name, positive, positive)
-        elif name in (*_BINARY, *_COMPARE, *_LOGIC):
-            overload = "Tensor" if name in (*_COMPARE, "fmod", "remainder", "xlogy") else "default"
-            yield call(f"{name}.{overload}", positive, positive)
+        elif name in (*_COMPARE, *_LOGIC):
+            few = T(shape=(z.b, z.s, z.d), below=3)
+            yield call(f"{name}.{'Tensor' if name in _COMPARE else 'default'}", few, few)
+        elif name in _BINARY:
+            overload = "Tensor" if name in _TENSOR_OVERLOAD else "default"
+            other = positive if name != "heaviside" else T(shape=positive.shape, grad=False)
+            first = positive if name != "heaviside" else other
+            yield call(f"{name}.{overload}", first, other)
         elif name in _BITS:
             yield call(f"{name}.Tensor", ids(z.b, z.s, below=9), ids(z.b, z.s, below=9))
         else:
@@ -79,6 +94,14 @@ def _pointwise(z: Sizes) -> Iterator[Sample]:
     for name in ("clamp.default", "clamp_max.default", "clip.default", "clamp_.default"):
         yield call(name, x, 0.25)
     yield call("clamp_min.Tensor", x, t(z.h * z.d))
+    yield call("acosh.default", t(z.b, z.s, low=1.5, high=2.0))
+    yield call("float_power.Tensor_Scalar", positive, 1.5)
+    yield call("isin.Tensor_Tensor", ids(z.b, z.s, below=9), ids(3, below=9))
+    yield call("where.Scalar", T(shape=(z.b, z.s), dtype="bool"), 1.0, 0.0)
+    yield call("where.ScalarOther", T(shape=(z.s, 1), dtype="bool"), x, 1.5)
+    yield call("masked_fill.Scalar", x, T(shape=(z.s, 1), dtype="bool"), -2.0)
+    yield call("ones_like.default", x)
+    yield call("zeros_like.default", x)
     yield call("fill.Scalar", x, 2.0)
     yield call("fill_.Scalar", x, 2.0)
     yield call("full_like.default", x, 2.0)
@@ -97,7 +120,8 @@ def _pointwise(z: Sizes) -> Iterator[Sample]:
     yield call("addcdiv.default", x, x, positive)
     for name in ("relu_", "sigmoid_", "silu_", "tanh_"):
         yield call(f"{name}.default", x)
-    for name in ("alias", "clone", "contiguous", "detach", "lift_fresh_copy", "neg", "positive"):
+    for name in ("alias", "clone", "contiguous", "detach", "lift_fresh_copy", "neg", "positive",
+                 "deg2rad", "rad2deg"):  # fmt: skip
         yield call(f"{name}.default", x)
     yield call("to.dtype", t(z.b, z.s, dtype="float32"), Const("dtype", "float64"))
     yield call("to.dtype", ids(z.b, z.s, below=9), Const("dtype", "float64"))
@@ -249,12 +273,31 @@ def _attention(z: Sizes) -> Iterator[Sample]:
         yield call(name, q, q, q, t(*shape))
     yield call(name, q, q, q, attn_mask=T(shape=(z.b, 1, z.s, z.s), dtype="float64", high=0.0))
     yield call(name, t(z.b, z.s, z.d), t(z.b, z.s + 1, z.d), t(z.b, z.s + 1, z.d))
+    yield call(name, t(z.b, z.s, z.d), t(z.b, z.s, z.d), t(z.b, z.s, z.d), None, 0.0, True)
+    for heads, groups in ((4, 1), (8, 2), (12, 3), (12, 6)):  # groups whole, cut, cut unevenly
+        many, few = t(z.b, heads, z.s, z.d), t(z.b, groups, z.s, z.d)
+        for causal in (True, False):
+            yield call(name, many, few, few, None, 0.0, causal, scale=0.3, enable_gqa=True)
+        yield call(name, many, few, few, t(1, heads, z.s, z.s), enable_gqa=True)
+    yield call(name, q, t(z.b, 1, z.s, z.d), t(z.b, 1, z.s, z.d))
+    yield call(name, q, t(1, z.h, z.s, z.d), t(1, z.h, z.s, z.d), None, 0.0, True)
+    yield call(name, q, q, t(z.b, z.h, z.s, z.d + 3), None, 0.0, True)
+    for keys in (z.s + 3, max(z.s - 1, 1), 1):
+        other = t(z.b, z.h, keys, z.d)
+        yield call(name, q, other, other, is_causal=True)
+        yield call(name, q, other, other)
+    yield call(name, t(z.b, z.h, 1, z.d), q, q)
+    yield call(name, q, q, q, t(z.h, z.s, z.s))
+    yield call(name, q, q, q, t(z.b, 1, z.s, 1))
+    yield call("reshape.default", t(z.b, 4, 2, z.s, z.d), (z.b, 8, z.s, z.d))
+    yield call("expand.default", t(z.b, 4, 1, z.s, z.d), (z.b, 4, 2, z.s, z.d))
 
 
 def _ends(z: Sizes) -> Iterator[Sample]:
     yield call("embedding.default", t(16, z.d), ids(z.b, z.s, below=16))
     yield call("embedding.default", t(16, z.d), ids(z.b, z.s, below=16), 3)
     yield call("embedding.default", t(16, z.d), ids(z.s, below=16), -1, True)
+    yield from _bags(z)
     rows = z.b * z.s
     labels = T(shape=(8,), dtype="int64", values=(1, -100, 5, 0, 15, -100, 7, 8))
     yield call("cross_entropy_loss.default", t(8, 16), labels)
@@ -262,6 +305,35 @@ def _ends(z: Sizes) -> Iterator[Sample]:
     yield call("cross_entropy_loss.default", t(rows, 16), ids(rows, below=16), None, 0)
     yield call("cross_entropy_loss.default", t(8, 16), labels, T(shape=(16,), low=0.5, grad=False))
     yield call("cross_entropy_loss.default", t(rows, 16), ids(rows, below=16), None, 1, -100, 0.1)
+    weight = T(shape=(16,), low=0.5, grad=False)
+    yield call("cross_entropy_loss.default", t(8, 16), labels, weight, 1, -100, 0.1)
+    yield call("cross_entropy_loss.default", t(8, 16), ids(8, below=16), weight, 2, 5)
+    yield call("cross_entropy_loss.default", t(rows, 6), T(shape=(rows, 6), low=0.0, grad=False))
+    pixels = t(z.b, 5, z.s, z.d)
+    for reduction in (0, 1, 2):
+        yield call("cross_entropy_loss.default", pixels, ids(z.b, z.s, z.d, below=5), None,
+                   reduction)  # fmt: skip
+        yield call("nll_loss.default", t(rows, 5), ids(rows, below=5), None, reduction, 2)
+        yield call("nll_loss_nd.default", pixels, ids(z.b, z.s, z.d, below=5),
+                   T(shape=(5,), low=0.5, grad=False), reduction, 2)  # fmt: skip
+
+
+def _bags(z: Sizes) -> Iterator[Sample]:
+    count = 4 * z.b
+    indices = ids(3 * count, below=12)
+    even = T(shape=(count,), dtype="int64", values=tuple(range(0, 3 * count, 3)))
+    uneven = (*sorted(min(i * i // 2, 3 * count) for i in range(count)), 3 * count)
+    last = T(shape=(count + 1,), dtype="int64", values=uneven)
+    table = t(12, 4 * z.h)
+    for mode in (0, 1, 2):
+        yield Sample(target="aten.embedding_bag.default", args=(table, indices, even, False, mode),
+                     read=1)  # fmt: skip
+        tail = (False, mode, False, None, True, 5)
+        yield Sample(target="aten.embedding_bag.padding_idx", args=(table, indices, last, *tail),
+                     read=1)  # fmt: skip
+    weighted = (table, indices, even, False, 0, False, t(3 * count))
+    yield Sample(target="aten._embedding_bag.default", args=weighted, read=1)
+    yield Sample(target="aten._embedding_bag.default", args=(table, indices, even, True), read=1)
 
 
 def _reductions(z: Sizes) -> Iterator[Sample]:
@@ -346,3 +418,30 @@ def _indexing(z: Sizes) -> Iterator[Sample]:
     )
     for name in ("index_put.default", "index_put_.default"):
         yield call(name, x, (T(shape=(1,), dtype="int64", values=(0,)),), t(1, z.s, z.d))
+
+
+def _experts(z: Sizes) -> Iterator[Sample]:
+    tokens, width, inner = z.b * z.s, 2 * z.h, z.d
+    for layout in ("plain", "concatenated", "interleaved", "separate"):
+        for transposed in (False, True):
+            for biased in (False, True):
+                packed = inner * (2 if layout in ("concatenated", "interleaved") else 1)
+
+                def weight(rows: int, columns: int, swap: bool = transposed) -> T:
+                    return t(z.h, columns, rows) if swap else t(z.h, rows, columns)
+
+                gate = weight(inner, width) if layout == "separate" else None
+                up_bias, down_bias = (t(z.h, packed), t(z.h, width)) if biased else (None, None)
+                gate_bias = t(z.h, inner) if biased and gate is not None else None
+                clamped = layout == "interleaved"
+                yield Sample(
+                    target="autoplan.experts.default",
+                    args=(
+                        t(tokens, width), ids(tokens, 2, below=z.h), t(tokens, 2),
+                        weight(packed, width), weight(width, inner),
+                        gate, up_bias, down_bias, gate_bias,
+                        "swiglu_oai" if clamped else "silu", layout, transposed,
+                    ),
+                    kwargs={"alpha": 1.7, "limit": 0.6} if clamped else {},
+                    pieces=((tokens, z.b),),
+                )  # fmt: skip

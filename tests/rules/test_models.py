@@ -31,7 +31,7 @@ _REPLICATED = {
     "llama3-8b": set(),
     "nanogpt": set(),
     "mixtral-8x7b": {"aten.sort", "aten.histc", "aten.cumsum", "aten.index_put"},
-    "resnet50": {"aten.batch_norm"},
+    "resnet50": set(),
 }  # fmt: skip
 
 

@@ -10,15 +10,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autoplan import runtime
+from autoplan.emit.text import CALLS
 from autoplan.ir.placement import Placement, parse_placement
 from autoplan.ir.strategy import OpStrategy
 from autoplan.rules import registered_targets, strategies
 
 from .engine import Sample, check_strategy, execute, on_ranks, prepare
 from .samples import Sizes, call, ids, samples, t
+from .test_random import CASES
 
-# The values of ``empty`` are whatever memory holds.
-_UNDEFINED = {"aten.empty", "aten.empty_like"}
+# The values of ``empty`` are whatever memory holds; those that are drawn are in test_random.
+_UNDEFINED = {"aten.empty", "aten.empty_like", "aten.new_empty"}
+_DRAWN = {
+    "aten.bernoulli", "aten.exponential.default", "aten.multinomial.default",
+    "aten.normal.float_float", "aten.rand.default", "aten.rand_like", "aten.randint.default",
+    "aten.randint.low", "aten.randint_like", "aten.randn.default", "aten.randn_like",
+    "aten.randperm.default", "aten.uniform.default",
+}  # fmt: skip
 
 Oracle = Callable[[Sample, int], list[str]]
 
@@ -40,7 +48,7 @@ _COMPARED = sorted(set(_SAMPLES) - _UNDEFINED)
 
 
 def test_every_rule_has_a_sample() -> None:
-    assert set(registered_targets()) - _UNDEFINED - set(_SAMPLES) == set()
+    assert set(registered_targets()) - _UNDEFINED - _DRAWN - set(_SAMPLES) == set()
 
 
 def test_every_sample_has_a_rule() -> None:
@@ -130,14 +138,14 @@ def test_calls_are_functions_of_the_runtime() -> None:
     named = set()
     attend = t(2, 4, 4, 8)
     extra = [
-        call("dropout.default", t(4, 4), 0.5, True),
+        *(case for case, _, _ in CASES.values()),
         call("scaled_dot_product_attention.default", attend, attend, attend, None, 0.5),
     ]
     for sample in (*samples(Sizes()), *extra):
         prepared = prepare(sample)
         named |= {s.call for s in strategies(prepared.op, prepared.block, 2)} - {""}
-    assert len(named) == 8
     assert named <= set(runtime.__all__)
+    assert named <= CALLS
 
 
 def test_attention_with_dropout_names_its_call() -> None:
@@ -146,7 +154,7 @@ def test_attention_with_dropout_names_its_call() -> None:
     prepared = prepare(sample)
     calls = [(str(s.outputs[0]), s.call) for s in strategies(prepared.op, prepared.block, 2)]
     sharded = [("S(0)", "sharded_attention"), ("S(1)", "sharded_attention")]
-    assert calls == [("R", "replicated_attention"), *sharded]
+    assert calls == [("R", "replicated_attention"), *sharded, ("S(2)", "row_attention")]
 
 
 def test_threads_reduce_over_ranks(oracle: Oracle) -> None:

@@ -100,6 +100,66 @@ def edges(axis: rt.Axis) -> None:
     assert torch.equal(rt.all_to_all(flags, axis, 0, 1), whole_shard(x > 0, 1, 1, r, n))
 
 
+def padded(axis: rt.Axis) -> None:
+    """Edges of a dim that does not divide; the padding that is gathered is garbage."""
+    n, r = axis.size, axis.rank
+    torch.manual_seed(8)
+    for dim in range(3):
+        size = 5 * n - 1
+        shape = [4, 3, 6]
+        shape[dim] = size
+        draw = lambda: [torch.randn(shape, dtype=torch.float64) for _ in range(n)]  # noqa: B023, E731
+        x, addends, weights = draw()[0], draw(), draw()
+
+        def cut(t: Tensor, filler: float = 0.0) -> Tensor:
+            more = list(shape)  # noqa: B023
+            more[dim] = 1  # noqa: B023
+            return torch.cat([t, t.new_full(more, filler)], dim).chunk(n, dim)[r].contiguous()  # noqa: B023
+
+        nan = float("nan")
+        w, summed, total = weights[0], sum(weights), sum(addends)
+        shard = lambda t: rt.shard(t, axis, dim, pad=True)  # noqa: B023, E731
+        scatter = lambda t: rt.reduce_scatter(t, axis, dim, pad=True)  # noqa: B023, E731
+        gather = lambda t: rt.all_gather(t, axis, dim, size=size)  # noqa: B023, E731
+        whole = lambda t: rt.all_gather(t, axis, dim, size=size, backward="slice")  # noqa: B023, E731
+        check(f"R->S({dim},pad)", x, shard, cut(w, nan), cut(x), w)
+        check(f"S({dim},pad)->R", cut(x, nan), whole, w, x, cut(w))
+        check(f"S({dim},pad)->R*", cut(x, nan), gather, weights[r], x, cut(summed))
+        check(f"P->S({dim},pad)", addends[r], scatter, cut(w, nan), cut(total), w)
+        with rt.record_collectives() as log:
+            gather(cut(x))
+            scatter(x)
+        sent = x.numel() // size * (size + 1) * 8
+        assert log == [("all_gather", sent), ("reduce_scatter", sent)], log
+
+
+def rows(axis: rt.Axis) -> None:
+    n, r = axis.size, axis.rank
+    torch.manual_seed(9)
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.bfloat16, 2e-2)):
+        logits = torch.randn(6 * n, 7, dtype=torch.float64).to(dtype)
+        target = torch.randint(7, (6 * n,))
+        target[: 5 * n // 2] = -100  # uneven: some ranks have few labels that count
+        classes = torch.rand(7, dtype=torch.float64).to(dtype) + 0.5
+        for weight, smoothing in ((None, 0.0), (classes, 0.0), (classes, 0.1)):
+            whole = logits.clone().requires_grad_()
+            expected = F.cross_entropy(whole, target, weight, label_smoothing=smoothing)
+            expected.backward()
+            local = logits.chunk(n)[r].clone().requires_grad_()
+            mine = target.chunk(n)[r]
+            with rt.record_collectives() as log:
+                part = rt.row_cross_entropy(local, mine, weight, 1, -100, smoothing, axis=axis)
+                assert part.dtype == dtype
+                part.backward()
+            assert log == [("all_reduce", 8 if dtype == torch.float64 else 4)], log
+            loss = rt.all_reduce(part.detach(), axis)
+            torch.testing.assert_close(loss, expected.detach(), rtol=tolerance, atol=tolerance)
+            assert whole.grad is not None
+            torch.testing.assert_close(
+                local.grad, whole.grad.chunk(n)[r], rtol=tolerance, atol=tolerance
+            )
+
+
 def counted(axis: rt.Axis) -> None:
     with rt.record_collectives() as log:
         local = torch.randn(4, 6, requires_grad=True)
@@ -194,7 +254,7 @@ def masks(axis: rt.Axis) -> None:
 def main() -> None:
     dist.init_process_group("gloo")
     axis = rt.Axis(group=dist.group.WORLD, rank=dist.get_rank(), size=dist.get_world_size())
-    for checks in (edges, counted, vocabulary, products, masks):
+    for checks in (edges, padded, rows, counted, vocabulary, products, masks):
         checks(axis)
         print(f"{checks.__name__} ok")
     dist.destroy_process_group()

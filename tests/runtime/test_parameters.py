@@ -31,6 +31,27 @@ def test_a_blocked_part_has_its_slice_of_each_block() -> None:
     assert rt.slice_parameter(full, spec, axis(1, 2)).tolist() == [1, 11, 21]
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_padded_parts_join_to_the_whole_and_end_with_zeros(dim: int, ranks: int) -> None:
+    spec = rt.ParameterSpec(shape=(11, 11), dim=dim, padded=True)
+    full = torch.arange(1.0, 122.0).view(11, 11)
+    parts = [rt.slice_parameter(full, spec, axis(r, ranks)) for r in range(ranks)]
+    assert all(tuple(p.shape) == rt.local_shape(spec, axis(0, ranks)) for p in parts)
+    assert parts[0].shape[dim] == -(-11 // ranks)
+    assert not torch.cat(parts, dim).narrow(dim, 11, -11 % ranks).any()
+    assert torch.equal(rt.join_parameter(parts, spec), full)
+
+
+def test_padded_initial_values_are_those_of_the_whole() -> None:
+    spec = rt.ParameterSpec(shape=(11, 4), dim=0, padded=True, init=rt.Init("normal", 1.0, 0.1))
+    whole, part = torch.empty(11, 4), torch.empty(6, 4)
+    rt.initialise(whole, spec, rt.SINGLE, name="w", seed=3)
+    rt.initialise(part, spec, axis(1, 2), name="w", seed=3)
+    assert torch.equal(part[:5], whole[6:])
+    assert not part[5:].any()
+
+
 def test_indivisible_and_misshapen_parameters_are_refused() -> None:
     spec = rt.ParameterSpec(shape=(6, 4), dim=0, blocks=2)
     with pytest.raises(ValueError, match="2 blocks x 2 ranks"):
@@ -108,6 +129,10 @@ def test_calls_refuse_what_they_do_not_do() -> None:
         lambda: rt.all_gather(x, rt.SINGLE, 0, backward="all_reduce"),  # type: ignore[arg-type]
         lambda: rt.all_reduce(x, rt.SINGLE, backward="slice"),  # type: ignore[arg-type]
         lambda: rt.all_to_all(x, rt.SINGLE, 1, -1),
+        lambda: rt.all_gather(x, axis(0, 2), 0, size=9),
+        lambda: rt.all_gather(x, axis(0, 2), 0, 2, size=7),
+        lambda: rt.row_cross_entropy(x, ids, None, 2, axis=rt.SINGLE),
+        lambda: rt.row_nll_loss(x, ids, None, 0, axis=rt.SINGLE),
     ):
         with pytest.raises(ValueError):
             call()

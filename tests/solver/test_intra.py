@@ -104,6 +104,78 @@ def test_objective_is_the_closed_form_of_the_chosen_strategies(
     )
 
 
+def _head(vocabulary: int) -> BlockClass:
+    """Head and loss of a language model."""
+    shapes = {
+        "x": ((4, 64, 512), TensorKind.BOUNDARY),
+        "w": ((vocabulary, 512), TensorKind.PARAMETER),
+        "labels": ((256,), TensorKind.SHARED),
+        "logits": ((4, 64, vocabulary), TensorKind.ACTIVATION),
+        "rows": ((256, vocabulary), TensorKind.ACTIVATION),
+        "loss": ((), TensorKind.ACTIVATION),
+    }
+    tensors = tuple(
+        Tensor(
+            name=name,
+            shape=shape,
+            dtype="int64" if name == "labels" else "float32",
+            kind=kind,
+            requires_grad=name != "labels",
+            base="logits" if name == "rows" else name,
+        )
+        for name, (shape, kind) in shapes.items()
+    )
+    flop = 2 * 256 * 512 * vocabulary
+    ops = (
+        Op(name="head", target="aten.linear.default", args=(Ref("x"), Ref("w")),
+           outputs=("logits",), flop=flop, flop_backward=2 * flop, saved=("x",)),
+        Op(name="view", target="aten.view.default", args=(Ref("logits"), (256, vocabulary)),
+           outputs=("rows",)),
+        Op(name="loss", target="aten.cross_entropy_loss.default", args=(Ref("rows"), Ref("labels")),
+           outputs=("loss",), saved=("labels",), saved_extra=4 * 256 * vocabulary),
+    )  # fmt: skip
+    return BlockClass(
+        name="head", ops=ops, tensors=tensors, inputs=("x",), outputs=("loss",),
+        parameters=("w",), buffers=(), shared=("labels",),
+    )  # fmt: skip
+
+
+def _solve_head(block: BlockClass, cluster: Cluster, ranks: int, weight: float) -> BlockSolution:
+    return solve_block(
+        block,
+        Group(ranks, ranks),
+        cluster,
+        boundary_in=(R,),
+        boundary_out=(R,),
+        fixed={"w": Shard(0, pad=block.tensor("w").shape[0] % ranks != 0)},
+        recompute=False,
+        parameter_cost=PARAMETER_COST,
+        partial_grad_cost=PARTIAL_COST,
+        memory_limit=None,
+        memory_weight=weight,
+        deadline=time.monotonic() + 30,
+    )
+
+
+@pytest.mark.parametrize("weight", [0.0, 1e-12])
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_a_padded_vocabulary_costs_what_the_padded_size_costs(
+    cluster: Cluster, ranks: int, weight: float
+) -> None:
+    odd, even = _head(50257), _head(-(-50257 // ranks) * ranks)
+    found = _solve_head(odd, cluster, ranks, weight)
+    whole = _solve_head(even, cluster, ranks, weight)
+    assert found.strategies["loss"].call == "vocab_cross_entropy"
+    assert found.placements["w"] == (Shard(0, pad=True), False)
+    assert found.objective == pytest.approx(whole.objective, rel=1e-12)
+    cost = block_cost(odd, found.strategies, (R,), (R,), Group(ranks, ranks), cluster)
+    assert found.objective == pytest.approx(
+        _objective(odd, cost, recompute=False, weight=weight), rel=1e-12
+    )
+    padded = block_cost(even, whole.strategies, (R,), (R,), Group(ranks, ranks), cluster)
+    assert cost == padded
+
+
 def _small_block(cluster: Cluster) -> BlockClass:
     """Two readers of one tensor, a residual, a parameter used elementwise."""
     tensors = {

@@ -1,0 +1,1 @@
+"""Every built-in and example model, captured, solved and verified: ``python -m benchmarks.zoo``."""
