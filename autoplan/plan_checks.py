@@ -16,6 +16,7 @@ from autoplan.ir.placement import (
     Placement,
     Replicate,
     Shard,
+    can_pad,
     conversion,
     parse_placement,
     required_state,
@@ -122,8 +123,13 @@ def _parameters(plan: Plan) -> Iterator[str]:
         placement = parse_placement(parameter.placement)
         if not isinstance(placement, Shard):
             continue
-        parts = 1 if placement.pad else placement.blocks * plan.mesh.tp
-        if placement.dim >= len(parameter.shape) or parameter.shape[placement.dim] % parts:
+        dim = placement.dim
+        sizes = parameter.shape[dim : dim + 1]
+        if placement.pad:
+            fits = all(can_pad(size, plan.mesh.tp) for size in sizes)
+        else:
+            fits = not any(size % (placement.blocks * plan.mesh.tp) for size in sizes)
+        if not sizes or not fits:
             shape = list(parameter.shape)
             yield f"{parameter.fqn}: {placement} of shape {shape} on tp {plan.mesh.tp}"
 

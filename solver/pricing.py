@@ -345,9 +345,9 @@ def _send_times(
     pair = Group(2, 2 if whole.per_node == whole.ranks else 1)
     return [
         collective_time(
-            CollectiveKind.P2P, point.costs[instance.block_class].boundary_out, pair, cluster
+            CollectiveKind.P2P, point.costs[receiver.block_class].boundary, pair, cluster
         )
-        for instance in graph.instances
+        for receiver in graph.instances[1:]
     ]
 
 

@@ -48,6 +48,8 @@ class Setup:
     recompute: str = "none"
     boundary: Placement = R
     seed: int | None = None
+    stored: Mapping[str, Placement] = field(default_factory=dict)
+    """Placements of parameters that are given, by FQN."""
 
     def samples(self, micro_batch_size: int) -> int:
         return self.mesh.dp * self.microbatches * micro_batch_size
@@ -123,7 +125,7 @@ def make_plan(graph: Graph, model: ModelRecord, setup: Setup, *, seq_len: int) -
 def choose(graph: Graph, setup: Setup):
     """Strategies and boundary placements of each class; placement and partiality by FQN."""
     generator = None if setup.seed is None else random.Random(setup.seed)
-    stored: dict[str, Placement] = {}
+    stored: dict[str, Placement] = dict(setup.stored)
     uses: dict[str, set[bool]] = {}
     chosen: list[Mapping[str, OpStrategy]] = []
     boundaries = []

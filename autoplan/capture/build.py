@@ -124,6 +124,10 @@ class _WatchInit(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in {"randn", "normal", "rand", "zeros", "ones", "full"}:
             if isinstance(out, Tensor) and out.is_floating_point():
                 self._set(out, _factory_init(name, args))
+        elif name in {"clone", "_to_copy"} and isinstance(out, Tensor):
+            self._set(out, self.init_of(args[0]))
+        elif name in {"mul", "add"} and isinstance(args[0], Tensor):
+            self._set(out, _next_init(f"{name}_", args[1:], self.init_of(args[0])))
         elif name.endswith("_") and args and isinstance(args[0], Tensor):
             tensor = args[0]
             storage = tensor.untyped_storage()

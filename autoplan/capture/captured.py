@@ -261,6 +261,12 @@ def _notes(trace: Trace, classes: list[BlockClass], unused: list[str]) -> list[s
             + ", ".join(unknown)
             + " are taken as all inputs and outputs (operators without an entry)"
         )
+    masks = dict.fromkeys(op.mask for block in classes for op in block.ops if op.mask)
+    if masks:
+        notes.append(
+            f"attention with a mask tensor ({', '.join(masks)}) can't run torch's flash kernel: "
+            "the kernel for masks is priced at the same rate, computing hidden scores too"
+        )
     return notes
 
 

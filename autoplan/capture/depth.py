@@ -204,7 +204,8 @@ def _replicate_run(
     source, sample = next(iter(samples.items()))
     for repeat, group in samples.items():
         moved = [_moved(instance, stack, run, source, repeat) for instance in sample]
-        if [_anonymous(instance) for instance in group] != moved:
+        # What ends at a block is a matter of those after it.
+        if [_anonymous(replace(instance, unused=())) for instance in group] != moved:
             raise DepthError(f"{stack.paths[0]}: repeats {source} and {repeat} differ", stack)
     whole: list[BlockInstance] = []
     given = dict(zip(kept, groups, strict=True))

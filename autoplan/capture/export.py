@@ -219,7 +219,7 @@ class _Reader:
         if not isinstance(target, torch._ops.OpOverload):
             raise CaptureError(
                 f"{self.name}: {name} at {user_line(node)} is no tensor operator",
-                hint="sizes that depend on data can't be planned for",
+                hint="write this part with operators on whole tensors: no vmap, no sizes from data",
             )
         return self._operator(node, target, env)
 
@@ -487,6 +487,8 @@ def _as_functional(op: TracedOp) -> TracedOp:
 
 
 def _functional_form(op: TracedOp) -> TracedOp | None:
+    if op.target == "aten.bernoulli_.float":
+        return replace(op, target="aten.bernoulli.p")
     namespace, packet, overload = op.target.split(".")
     functional = getattr(getattr(torch.ops, namespace), packet.removesuffix("_"), None)
     if not packet.endswith("_") or functional is None or overload not in functional.overloads():

@@ -70,15 +70,44 @@ def fold(trace: Trace, segments: list[Segment]) -> Chain:
     class_names = _Names()
     for segment in segments:
         block, parameters, buffers = _block(segment, trace, shared)
+        unused: tuple[int, ...] = ()
+        if block not in seen and chain.instances:
+            longer, unused = _passing(segment, chain.classes[chain.instances[-1].block_class])
+            alike, _, _ = _block(longer, trace, shared)
+            block, unused = (alike, unused) if alike in seen else (block, ())
         if block not in seen:
             seen[block] = len(chain.classes)
             chain.classes.append(replace(block, name=class_names.new(segment.class_name)))
         chain.instances.append(
             BlockInstance(
-                name=segment.name, block_class=seen[block], parameters=parameters, buffers=buffers
+                name=segment.name,
+                block_class=seen[block],
+                parameters=parameters,
+                buffers=buffers,
+                unused=unused,
             )
         )
     return chain
+
+
+def _passing(segment: Segment, before: BlockClass) -> tuple[Segment, tuple[int, ...]]:
+    """The segment with the inputs that the block before passes through as outputs too.
+
+    With the positions of those that end here: the last of several equal layers hands on less.
+    """
+    if len(before.inputs) != len(segment.inputs):
+        return segment, ()
+    produced = [name for name in segment.outputs if name not in segment.inputs]
+    outputs: list[str] = []
+    for name in before.outputs:
+        if name in before.inputs:
+            outputs.append(segment.inputs[before.inputs.index(name)])
+        elif produced:
+            outputs.append(produced.pop(0))
+    if produced or not {*segment.outputs} <= {*outputs}:
+        return segment, ()
+    ended = tuple(k for k, name in enumerate(outputs) if name not in segment.outputs)
+    return replace(segment, outputs=tuple(outputs)), ended
 
 
 def _shared_ops(trace: Trace) -> list[TracedOp]:

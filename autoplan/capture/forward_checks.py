@@ -45,6 +45,8 @@ _REFUSED: dict[Any, tuple[str, str]] = {
 _OF_TORCH = {checkpoint.__name__, "torch._library.autograd"}
 # Classes that torch makes for operators of torch.library, which are judged as operators.
 _GENERATED = "GeneratedBackwardFor"
+# Functions of libraries whose backward is the derivative of their forward; a test compares them.
+_SAME_GRADIENT = {("transformers.models.bloom.modeling_bloom", "GeLUFunction")}
 _TORCH = tuple(torch.__path__)
 _OURS = str(Path(__file__).parent)
 _PLAIN = (bool, int, float, str)
@@ -62,7 +64,8 @@ def watch_forward(
     end of the context, each with its source line.
     """
     assigned: dict[str, str] = {}
-    state, draws = _state(module), _draws()
+    state = _state(module)
+    draws = _draws()
     # Export puts attributes back when it is done, so they are looked at as forward ends.
     seen: list[dict[tuple[str, str], Any]] = []
     buffers: dict[str, Tensor] = {}
@@ -74,7 +77,7 @@ def watch_forward(
         seen.append(_state(module))
         for fqn, buffer in module.named_buffers():
             if fqn in buffers and buffers[fqn] is not buffer:
-                path, _, key = fqn.rpartition(".")
+                path, key = fqn.rpartition(".")[::2]
                 assigned[fqn] = _line_of_assignment(module.get_submodule(path), key)
 
     handles = module.register_forward_pre_hook(start), module.register_forward_hook(end)
@@ -233,7 +236,7 @@ def _line_of_assignment(module: nn.Module, key: str) -> str:
 
 
 def _draws() -> tuple[Any, ...]:
-    return random.getstate(), *map(str, np.random.get_state(legacy=True))
+    return random.getstate(), str(np.random.get_state())
 
 
 def _line_of_draw(module: nn.Module, batch: Mapping[str, Tensor]) -> str:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 
 from autoplan.capture.trace import TracedOp, TracedTensor
-from autoplan.ir.experts import EXPERTS, experts_region
+from autoplan.ir.experts import EXPERTS, argument, experts_region
 from autoplan.ir.graph import Ref, TensorKind, dtype_size
 
 __all__ = ["KNOWN_SAVED", "op_saved"]
@@ -85,7 +85,9 @@ def op_saved(op: TracedOp, tensors: Mapping[str, TracedTensor]) -> tuple[tuple[s
 def _kept(op: TracedOp, tensors: Mapping[str, TracedTensor]) -> tuple[list[str], int]:
     packet, inputs, outputs = op.packet, list(op.inputs), list(op.outputs)
     if op.target == EXPERTS:
-        return [], experts_region(op, tensors.__getitem__).saved
+        region = experts_region(op, tensors.__getitem__)
+        kept = (argument(op, name) for name in region.saved_arguments)
+        return [ref.name for ref in kept if isinstance(ref, Ref)], region.saved
     first = tensors[inputs[0]]
     if packet in _NOTHING:
         return [], 0

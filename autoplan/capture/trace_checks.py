@@ -35,6 +35,14 @@ def check_result(program: Any, *, name: str) -> None:
 
 def check_loss(trace: Trace, module: nn.Module, *, name: str) -> None:
     """Raise CaptureError when no gradient flows from the loss to a trainable parameter."""
+    for op in trace.ops:
+        dtypes = {trace.tensors[output].dtype for output in op.outputs}
+        flows = any(trace.tensors[read].requires_grad for read in op.inputs)
+        if flows and any(dtype.startswith("complex") for dtype in dtypes):
+            raise CaptureError(
+                f"{name}: {op.target} at {op.source} gives complex numbers with a gradient",
+                hint="compute with real and imaginary parts as tensors of their own",
+            )
     if trace.tensors[trace.output].requires_grad:
         return
     trained = sum(parameter.requires_grad for parameter in module.parameters())

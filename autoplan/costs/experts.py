@@ -68,12 +68,17 @@ def experts_kernels(region: ExpertsRegion) -> tuple[tuple[Kernel, ...], tuple[Ke
     into_up = r.hidden_grad or r.up_grad
     if not (into_up or r.down_grad or r.weights_grad):
         return forward, ()
-    backward = [Kernel(0, 2 * rows * wide), Kernel(0, rows * (wide + size))]
+    backward = [Kernel(0, 2 * rows * wide)]
+    if into_up or r.weights_grad:
+        backward += [down, Kernel(0, 2 * product * size)]
     if r.weights_grad:
-        backward += [Kernel(0, rows * (2 * wide + size)), Kernel(0, rows * wide), small]
-    backward += [down] * (into_up + r.down_grad)
+        backward += [Kernel(0, 2 * product * size), small]
+    if r.down_grad:
+        backward += [Kernel(0, rows * (wide + size)), down]
     if into_up:
         backward.append(Kernel(0, 2 * (inner + product) * size))
+    if r.up_grad:
+        backward.append(Kernel(0, 2 * rows * size))
     backward += [up] * (r.hidden_grad + r.up_grad)
     if r.hidden_grad:
         backward += [Kernel(0, 2 * rows * size), Kernel(0, (chosen + tokens) * size)]
@@ -85,10 +90,10 @@ def experts_workspace(region: ExpertsRegion) -> tuple[int, int]:
     r, size, wide = region, dtype_size(region.dtype), _wide(region)
     rows, chosen = r.rows * r.hidden, r.tokens * r.top_k * r.hidden
     unsaved = r.rows * r.projected * size if not (r.hidden_grad or r.up_grad) else 0
-    forward = unsaved + (rows + chosen) * wide
-    behind = rows * (2 * wide + size)
+    forward = unsaved + rows * size + (rows + chosen) * wide
+    behind = rows * (wide + 2 * size)
     inside = r.rows * (r.ffn + 3 * r.projected) * size
-    before = (rows + chosen) * size
+    before = (2 * rows + chosen) * size
     return forward, max(behind, inside, before)
 
 

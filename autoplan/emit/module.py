@@ -40,7 +40,7 @@ def model_text(plan: Plan) -> str:
         lines += ["", "", *_shared_function(graph, number, kind, on)]
     lines += ["", "", *_stage_table(graph, stages)]
     lines += tuple_lines("SHARED", [f"shared_{kinds.index(need)}" for need in needs], 0)
-    lines += ["", "", *_stage_class(plan)]
+    lines += ["", "", *_stage_class(plan, has_unused=bool(_unused(stages)))]
     return "\n".join(lines) + "\n"
 
 
@@ -271,15 +271,44 @@ def _stage_table(graph: Graph, stages: list[tuple[BlockInstance, ...]]) -> list[
                 lines.append("            ),")
             lines.append("        ),")
         lines.append("    ),")
+    lines.append(")")
+    unused = _unused(stages)
+    if unused:
+        lines += ["# Outputs that no later block reads, by stage and block.", "UNUSED = {"]
+        lines += [f"    {place}: {positions}," for place, positions in unused.items()]
+        lines.append("}")
     shared = [fqn_text(fqn) for fqn in _shared_buffers(graph)]
-    return [*lines, ")", *tuple_lines("SHARED_BUFFERS", shared, 0)]
+    return [*lines, *tuple_lines("SHARED_BUFFERS", shared, 0)]
 
 
-def _stage_class(plan: Plan) -> list[str]:
+def _unused(
+    stages: list[tuple[BlockInstance, ...]],
+) -> dict[tuple[int, int], tuple[int, ...]]:
+    return {
+        (stage, number): tuple(map(int, instance.unused))
+        for stage, instances in enumerate(stages)
+        for number, instance in enumerate(instances)
+        if instance.unused
+    }
+
+
+def _stage_class(plan: Plan, *, has_unused: bool) -> list[str]:
     run = "rt.checkpoint(block, *tensors, *extra)"
     if plan.recompute == "none":
         run = "block(*tensors, *extra)"
-    return _STAGE.replace("RUN_BLOCK", run).split("\n")
+    text = _STAGE.replace("RUN_BLOCK", run)
+    if has_unused:
+        text = text.replace(_WALK, _WALK_NUMBERED).replace(f"{run}\n", f"{run}\n{_LEAVE_OUT}")
+    return text.split("\n")
+
+
+_WALK = "for block in self.blocks:\n            extra"
+_WALK_NUMBERED = "for number, block in enumerate(self.blocks):\n            extra"
+
+_LEAVE_OUT = """\
+            unused = UNUSED.get((self.index, number), ())
+            tensors = tuple(t for place, t in enumerate(tensors) if place not in unused)
+"""
 
 
 _STAGE = '''class Stage(nn.Module):

@@ -32,8 +32,7 @@ def cut_candidates(graph: Graph) -> tuple[Cut, ...]:
     """Every end between two blocks in order; ``position`` is the number of blocks before it."""
     cuts = []
     for position, (before, after) in enumerate(pairwise(graph.instances), start=1):
-        block = graph.block_class(before)
-        tensors = tuple(block.tensor(name) for name in block.outputs)
+        tensors = graph.handed_on(before)
         cuts.append(
             Cut(
                 position=position,

@@ -130,22 +130,33 @@ class ExpertsRegion:
         """FLOP of their gradients: one product for each operand that needs one."""
         into_up = self.hidden_grad or self.up_grad
         up = self.projected * (self.hidden_grad + self.up_grad)
-        down = self.ffn * (into_up + self.down_grad)
+        down = self.ffn * ((into_up or self.weights_grad) + self.down_grad)
         return 2 * self.rows * self.hidden * (up + down)
 
     @property
     def saved(self) -> int:
-        """Bytes kept for backward: rows before, inside and behind the experts, and indices.
+        """Bytes kept for backward that are no argument: rows inside the experts, and indices.
 
-        Of the activation only the inputs are kept (`runtime.experts` computes it again).
+        Rows as wide as a token are not kept, and of the activation only the inputs
+        (`runtime.experts` computes both again).
         """
         size, into_up = dtype_size(self.dtype), self.hidden_grad or self.up_grad
-        kept = self.hidden * self.up_grad
-        kept += self.projected * into_up
-        kept += self.ffn * self.down_grad
-        kept += self.hidden * self.weights_grad
+        kept = self.projected * into_up + self.ffn * (self.down_grad or self.weights_grad)
         weights = dtype_size(self.weight_dtype) * (into_up or self.down_grad)
         return self.rows * (kept * size + weights + 8 * (1 + self.biased)) + 4 * self.num_experts
+
+    @property
+    def saved_arguments(self) -> tuple[str, ...]:
+        """Arguments kept for backward, by name."""
+        into_up = self.hidden_grad or self.up_grad
+        kept = {
+            "hidden": self.up_grad,
+            "up": self.hidden_grad,
+            "gate": self.hidden_grad,
+            "down": into_up or self.weights_grad,
+            "down_bias": self.weights_grad,
+        }
+        return tuple(name for name, is_kept in kept.items() if is_kept)
 
 
 def argument(op: Call, name: str) -> Arg:

@@ -203,12 +203,17 @@ class BlockClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockInstance:
-    """One block of the chain: its class and the FQNs bound to the class's local names."""
+    """One block of the chain: its class and the FQNs bound to the class's local names.
+
+    ``unused`` are the positions of outputs that end here: the class only passes them through,
+    and no later block reads them (the memory, after the last decoder layer).
+    """
 
     name: str
     block_class: int
     parameters: tuple[str, ...]
     buffers: tuple[str, ...]
+    unused: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,6 +246,15 @@ class Graph:
         """Class of an instance."""
         return self.classes[instance.block_class]
 
+    def handed_on(self, instance: BlockInstance) -> tuple[Tensor, ...]:
+        """What the next block receives, as the tensors of this one's class."""
+        block = self.block_class(instance)
+        return tuple(
+            block.tensor(name)
+            for position, name in enumerate(block.outputs)
+            if position not in instance.unused
+        )
+
     def parameter(self, fqn: str) -> Parameter:
         """Parameter of that FQN."""
         for parameter in self.parameters:
@@ -253,7 +267,7 @@ class Graph:
         shared = {tensor.name for tensor in self.shared_tensors}
         known = {p.fqn for p in self.parameters}
         buffers = {b.fqn for b in self.buffers}
-        previous: BlockClass | None = None
+        previous: BlockInstance | None = None
         for instance in self.instances:
             block = self.block_class(instance)
             if len(instance.parameters) != len(block.parameters):
@@ -267,10 +281,14 @@ class Graph:
             if previous is None and block.inputs:
                 raise ValueError(f"{instance.name}: the first block has inputs")
             if previous is not None:
-                sent = [previous.tensor(n).shape for n in previous.outputs]
+                sent = [tensor.shape for tensor in self.handed_on(previous)]
                 if sent != [block.tensor(n).shape for n in block.inputs]:
                     raise ValueError(f"{instance.name}: boundary shapes differ")
-            previous = block
+            if not {name for k, name in enumerate(block.outputs) if k in instance.unused} <= {
+                *block.inputs
+            }:
+                raise ValueError(f"{instance.name}: it makes an output that is not used")
+            previous = instance
         for block in self.classes:
             _validate_class(block, shared)
 

@@ -137,12 +137,16 @@ class BlockClassRecord(_Record):
 
 
 class InstanceRecord(_Record):
-    """A block of the chain: its class and the FQNs bound to the class's names."""
+    """A block of the chain: its class and the FQNs bound to the class's names.
+
+    ``unused`` are positions of the class's outputs that no later block reads.
+    """
 
     name: Text
     block_class: int
     parameters: tuple[Fqn, ...]
     buffers: tuple[Fqn, ...]
+    unused: tuple[int, ...] = ()
 
 
 class InitRecord(_Record):

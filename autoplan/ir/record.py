@@ -77,7 +77,11 @@ def graph_to_record(
         classes=tuple(classes),
         instances=tuple(
             InstanceRecord(
-                name=i.name, block_class=i.block_class, parameters=i.parameters, buffers=i.buffers
+                name=i.name,
+                block_class=i.block_class,
+                parameters=i.parameters,
+                buffers=i.buffers,
+                unused=i.unused,
             )
             for i in graph.instances
         ),
@@ -116,7 +120,11 @@ def graph_from_record(record: GraphRecord) -> Graph:
         ),
         instances=tuple(
             BlockInstance(
-                name=i.name, block_class=i.block_class, parameters=i.parameters, buffers=i.buffers
+                name=i.name,
+                block_class=i.block_class,
+                parameters=i.parameters,
+                buffers=i.buffers,
+                unused=i.unused,
             )
             for i in record.instances
         ),
@@ -153,9 +161,7 @@ def strategy_to_record(strategy: OpStrategy) -> StrategyRecord:
         inputs=tuple(map(str, strategy.inputs)),
         outputs=tuple(map(str, strategy.outputs)),
         inner=tuple(
-            InnerRecord(
-                kind=i.kind.value, payload=i.payload, backward=i.backward, copied=i.copied
-            )
+            InnerRecord(kind=i.kind.value, payload=i.payload, backward=i.backward, copied=i.copied)
             for i in strategy.inner
         ),
         call=strategy.call,

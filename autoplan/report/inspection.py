@@ -18,6 +18,7 @@ __all__ = ["ClassSummary", "Inspection", "inspect_graph", "inspection_document",
 
 _LABEL = 12
 _MAX_CUTS = 6
+_NAME = 26
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +191,8 @@ def inspection_lines(found: Inspection, *, width: int = 80) -> list[str]:
     lines: list[str] = []
     for section in filter(None, sections):
         for line in section:
-            indent = _LABEL if not line.startswith(" ") else 6
+            row = line.startswith(" ") and not line.startswith(" " * _LABEL)
+            indent = 6 if row else _LABEL
             lines += textwrap.wrap(line, width, subsequent_indent=" " * indent) or [""]
         lines.append("")
     return lines[:-1]
@@ -224,7 +226,7 @@ def _classes(found: Inspection) -> Iterator[str]:
             format_count(c.flop),
             format_count(c.flop_backward),
             format_bytes(c.saved),
-            c.name,
+            c.name if len(c.name) <= _NAME else f"...{c.name[3 - _NAME :]}",
         )
 
 

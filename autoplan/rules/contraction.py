@@ -101,7 +101,7 @@ def fixed(op: Op, view: OpView) -> Iterator[OpStrategy]:
         return
     last = len(view.output.shape) - 1
     for strategy in contraction(view, *found):
-        placed = dict(enumerate(strategy.inputs))
+        placed: dict[int | None, Placement] = dict(enumerate(strategy.inputs))
         if len(view.inputs) == count:
             yield strategy
         elif strategy.outputs[0] != P:  # the bias is along the last dim of the result

@@ -69,8 +69,7 @@ def cross_entropy(op: Op, view: OpView) -> Iterator[OpStrategy]:
     logits, target = view.inputs[0], view.inputs[1]
     yield from _rows(view, "row_cross_entropy")
     weighted = view.slot(2, "weight") is not None
-    smooth = view.arg(5, "label_smoothing", 0.0) not in (0, 0.0)
-    if len(logits.shape) == 2 and target.dtype == "int64" and not weighted and not smooth:
+    if len(logits.shape) == 2 and target.dtype == "int64" and not weighted:
         rows = logits.shape[0] * max(dtype_size(logits.dtype), 4)  # reduced in float32
         inner = (InnerCollective(CollectiveKind.ALL_REDUCE, rows),) * 3
         for classes in (S(1), *view.padded(1, logits.shape[1])):

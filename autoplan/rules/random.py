@@ -39,8 +39,7 @@ def dropout(op: Op, view: OpView) -> Iterator[OpStrategy]:
         return
     yield view.strategy({}, R, call=f"replicated_{_name(op)}")
     for strategy in elementwise_shards(view):
-        placed = {0: strategy.inputs[0]}
-        yield view.strategy(placed, *strategy.outputs, call=f"sharded_{_name(op)}")
+        yield view.strategy({0: strategy.inputs[0]}, *strategy.outputs, call=f"sharded_{_name(op)}")
 
 
 @rule(*(f"aten.{name}{end}.default" for name in _FEATURE_DROPOUTS for end in ("", "_")))

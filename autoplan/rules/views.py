@@ -179,11 +179,17 @@ def expand(op: Op, view: OpView) -> Iterator[OpStrategy]:
 
 @rule("aten.broadcast_tensors.default")
 def broadcast(op: Op, view: OpView) -> Iterator[OpStrategy]:
-    """Broadcast against each other: where all have one shape, any dim of all of them."""
-    if len({tensor.shape for tensor in view.inputs}) == 1:
-        for dim, size in enumerate(view.output.shape):
-            for shard in view.shards(dim, size):
-                yield view.strategy(_every(view, shard), shard)
+    """Broadcast against each other: any dim, in the tensors that have it; addends stay so."""
+    shape = view.output.shape
+    for dim, size in enumerate(shape):
+        for shard in view.shards(dim, size):
+            inputs: dict[int | None, Placement] = {}
+            for slot, tensor in enumerate(view.inputs):
+                own = dim - (len(shape) - len(tensor.shape))
+                if own >= 0 and tensor.shape[own] == size > 1:
+                    inputs[slot] = S(own, shard.blocks)
+            yield view.strategy(inputs, shard)
+    yield view.strategy(_every(view, P), P)
 
 
 @rule("aten.select.int", "aten.unbind.int")

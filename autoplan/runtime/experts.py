@@ -2,6 +2,10 @@
 
 Nothing has a size that depends on data where a rank holds all experts. A rank with a part
 of them selects its rows, so its work and memory follow the load of its own experts.
+
+Each token has as many rows as experts, so rows are what fills the memory. Of those as wide as
+a token none is kept for backward: those before the experts are gathered again, and those
+behind them are not needed, since ``<g, y W> = <g W^T, y>`` gives the routing weights' gradient.
 """
 
 from __future__ import annotations
@@ -81,19 +85,19 @@ def _experts(
         chosen, torch.arange(count, device=chosen.device), right=True, out_int32=True
     )
 
-    def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        weight = weight if transposed else weight.transpose(1, 2)
-        out = _grouped(x, weight, ends)
-        return out if bias is None else out + bias[chosen]
+    def oriented(weight: Tensor) -> Tensor:
+        return weight if transposed else weight.transpose(1, 2)
 
-    x = _apply(_Dispatch, hidden, rows, top_k)
-    inner = [project(x, up, up_bias)]
-    if gate is not None:
-        inner.insert(0, project(x, gate, gate_bias))
+    first = [up] if gate is None else [gate, up]
+    inner = _Expand.apply(hidden, rows, ends, top_k, *map(oriented, first))  # type: ignore[no-untyped-call]
+    for at, bias in enumerate([up_bias] if gate is None else [gate_bias, up_bias]):
+        if bias is not None:
+            inner = (*inner[:at], inner[at] + bias[chosen], *inner[at + 1 :])
     y = _apply(_Activate, activation, layout, alpha, limit, *inner)
     if down_bias is not None and share > 1:
         down_bias = down_bias / share
-    y = project(y, down, down_bias) * weights.reshape(-1)[rows].unsqueeze(1)
+    counted = weights.reshape(-1)[rows].unsqueeze(1)
+    y = _apply(_Reduce, y, counted, oriented(down), down_bias, chosen, ends)
     return _apply(_Combine, y, rows, top_k, hidden.shape[0]).to(hidden.dtype)
 
 
@@ -110,18 +114,92 @@ def _spread(x: Tensor, rows: Tensor, tokens: int, top_k: int) -> Tensor:
     return whole.view(tokens, top_k, -1).sum(dim=1)
 
 
-class _Dispatch(torch.autograd.Function):
+class _Expand(torch.autograd.Function):
+    """Rows of the tokens through one or two weights ``[E, in, out]``."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: Tensor, top_k: int) -> Tensor:
-        ctx.save_for_backward(rows)
-        ctx.sizes = (x.shape[0], top_k)
-        return x.index_select(0, rows // top_k)
+    def forward(
+        ctx: Any, x: Tensor, rows: Tensor, ends: Tensor, top_k: int, *weights: Tensor
+    ) -> tuple[Tensor, ...]:
+        keep_x, keep_weights = any(ctx.needs_input_grad[4:]), ctx.needs_input_grad[0]
+        kept = weights if keep_weights else (None,) * len(weights)
+        ctx.save_for_backward(x if keep_x else None, rows, ends, *kept)
+        ctx.tokens, ctx.top_k, ctx.dtypes = x.shape[0], top_k, (x.dtype, weights[0].dtype)
+        gathered = x.index_select(0, rows // top_k).to(weights[0].dtype)
+        return tuple(_product(gathered, weight, ends) for weight in weights)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, rows, ends, *weights = ctx.saved_tensors
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            parts = [
+                _product(g, w.transpose(1, 2), ends) for g, w in zip(grads, weights, strict=True)
+            ]
+            whole = parts[0] if len(parts) == 1 else parts[0] + parts[1]
+            grad_x = _spread(whole.to(ctx.dtypes[0]), rows, ctx.tokens, ctx.top_k)
+        wanted = ctx.needs_input_grad[4:]
+        if not any(wanted):
+            return (grad_x, None, None, None, *(None for _ in weights))
+        gathered = x.index_select(0, rows // ctx.top_k).to(ctx.dtypes[1])
+        found = (
+            _outer(gathered, g, ends) if want else None
+            for g, want in zip(grads, wanted, strict=True)
+        )
+        return (grad_x, None, None, None, *found)
+
+
+class _Reduce(torch.autograd.Function):
+    """Rows through the last weight ``[E, in, out]``, with its bias, times what they count."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        y: Tensor,
+        counted: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        chosen: Tensor,
+        ends: Tensor,
+    ) -> Tensor:
+        for_y, for_counted, for_weight, for_bias = ctx.needs_input_grad[:4]
+        ctx.save_for_backward(
+            y if for_counted or for_weight else None,
+            counted if for_y or for_weight or for_bias else None,
+            weight if for_y or for_counted else None,
+            None if bias is None or not for_counted else bias,
+            None if bias is None else chosen,
+            ends,
+        )
+        ctx.dtypes, ctx.bias_shape = (y.dtype, counted.dtype), None if bias is None else bias.shape
+        out = _product(y, weight, ends)
+        return (out if bias is None else out + bias[chosen]) * counted
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (rows,) = ctx.saved_tensors
-        return _spread(grad, rows, *ctx.sizes), None, None
+        y, counted, weight, bias, chosen, ends = ctx.saved_tensors
+        for_y, for_counted, for_weight, for_bias = ctx.needs_input_grad[:4]
+        grads: list[Tensor | None] = [None, None, None, None]
+        if for_y or for_counted:
+            back = _product(grad.to(ctx.dtypes[0]), weight.transpose(1, 2), ends)
+            if for_y:
+                grads[0] = (back * counted).to(ctx.dtypes[0])
+            if for_counted:
+                wide = torch.promote_types(grad.dtype, torch.float32)
+                total = torch.linalg.vecdot(back.to(wide), y.to(wide))
+                if bias is not None:
+                    total = total + torch.linalg.vecdot(grad.to(wide), bias[chosen].to(wide))
+                grads[1] = total.unsqueeze(1).to(ctx.dtypes[1])
+        if for_weight or for_bias:
+            scaled = (grad * counted).to(ctx.dtypes[0])
+            if for_weight:
+                grads[2] = _outer(y, scaled, ends)
+            if for_bias:
+                table = scaled.new_zeros(ctx.bias_shape)
+                grads[3] = table.index_put_((chosen,), scaled, accumulate=True)
+        return (*grads, None, None)
 
 
 class _Combine(torch.autograd.Function):
@@ -176,15 +254,29 @@ def _activate(name: str, layout: str, alpha: float, limit: float, *inputs: Tenso
     return _ACTIVATIONS[name](gate) * up
 
 
-def _grouped(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+def _product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     """Rows of ``x`` by the matrix ``weight[e]`` of their group; ``ends`` are row numbers."""
-    x = x.to(weight.dtype)
-    if _has_kernel(x, weight):
+    if _has_kernel(x, weight.shape[1], weight.shape[2]) and weight.data_ptr() % 16 == 0:
         return F.grouped_mm(x, weight, offs=ends)
-    return _apply(_Loop, x, weight, ends)
+    out = x.new_zeros(x.shape[0], weight.shape[2])
+    for group, (start, end) in enumerate(_groups(ends)):
+        torch.mm(x[start:end], weight[group], out=out[start:end])
+    return out
 
 
-def _has_kernel(x: Tensor, weight: Tensor) -> bool:
+def _outer(x: Tensor, y: Tensor, ends: Tensor) -> Tensor:
+    """``x^T y`` of each group's rows."""
+    if _has_kernel(x, x.shape[1], y.shape[1]) and len(x):
+        return F.grouped_mm(x.transpose(0, 1), y.contiguous(), offs=ends)
+    groups = _groups(ends)
+    out = x.new_zeros(len(groups), x.shape[1], y.shape[1])
+    for group, (start, end) in enumerate(groups):
+        torch.mm(x[start:end].T, y[start:end], out=out[group])
+    return out
+
+
+def _has_kernel(x: Tensor, *widths: int) -> bool:
+    """Whether torch has the grouped product: it reads 16 bytes at a time, of every operand."""
     if not hasattr(F, "grouped_mm"):
         return False
     if x.device.type == "cuda":
@@ -192,39 +284,7 @@ def _has_kernel(x: Tensor, weight: Tensor) -> bool:
             return False
     elif x.device.type != "cpu" or x.dtype not in (torch.float32, torch.bfloat16):
         return False
-    # The kernel reads 16 bytes at a time, of x, of the weight and of its gradient.
-    widths = (weight.shape[1], weight.shape[2])
-    aligned = all(width * x.element_size() % 16 == 0 for width in widths)
-    return aligned and weight.data_ptr() % 16 == 0
-
-
-class _Loop(torch.autograd.Function):
-    """The grouped product where there is no kernel for it: one product for each group."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-        keep_x, keep_weight = ctx.needs_input_grad[1], ctx.needs_input_grad[0]
-        ctx.save_for_backward(x if keep_x else None, weight if keep_weight else None, ends)
-        out = x.new_zeros(x.shape[0], weight.shape[2])
-        for group, (start, end) in enumerate(_groups(ends)):
-            torch.mm(x[start:end], weight[group], out=out[start:end])
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, ends = ctx.saved_tensors
-        groups = _groups(ends)
-        grad_x = grad_weight = None
-        if weight is not None:
-            grad_x = grad.new_zeros(grad.shape[0], weight.shape[1])
-            for group, (start, end) in enumerate(groups):
-                torch.mm(grad[start:end], weight[group].T, out=grad_x[start:end])
-        if x is not None:
-            grad_weight = grad.new_zeros(len(groups), x.shape[1], grad.shape[1])
-            for group, (start, end) in enumerate(groups):
-                torch.mm(x[start:end].T, grad[start:end], out=grad_weight[group])
-        return grad_x, grad_weight, None
+    return all(width * x.element_size() % 16 == 0 for width in widths)
 
 
 def _groups(ends: Tensor) -> list[tuple[int, int]]:

@@ -36,4 +36,4 @@ def partial_index_put(
     axis: Axis,
 ) -> Tensor:
     """Addend of an accumulating ``index_put`` with a shard of the positions and values."""
-    return torch.index_put(x / axis.size, list(indices), values, accumulate)  # type: ignore[arg-type]
+    return torch.index_put(x / axis.size, list(indices), values, accumulate)

@@ -33,6 +33,13 @@ def _identity(output: Tensor, target: Tensor) -> Tensor:
     return output
 
 
+def _contiguous(stage: nn.Module, args: Any, output: Any) -> Any:
+    """Output as it can be sent: a block may end in a view."""
+    if isinstance(output, Tensor):
+        return output.contiguous()
+    return tuple(tensor.contiguous() for tensor in output)
+
+
 def _strip(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -57,6 +64,7 @@ class Pipeline:
         device: torch.device,
     ) -> None:
         stage.register_forward_pre_hook(_strip, with_kwargs=True)
+        stage.register_forward_hook(_contiguous)
         index = axes.pp.rank
         self._last = index == plan.pp - 1
         self._microbatches, self._device = plan.microbatches, device

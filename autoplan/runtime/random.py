@@ -53,7 +53,8 @@ def _keep(x: Tensor, p: float, offset: int, *, whole_channels: bool) -> Tensor:
         raise ValueError(f"dropout probability {p} is not in [0, 1]")
     shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if whole_channels else x.shape
     keep = torch.empty(shape, dtype=torch.bool, device=x.device)
-    return keep.bernoulli_(1 - p, generator=draw_generator(x.device, offset))
+    keep.bernoulli_(1 - p, generator=draw_generator(x.device, offset))
+    return keep
 
 
 def _dropout(
@@ -80,7 +81,7 @@ def _alpha_dropout(
     keep = _keep(x, p, offset, whole_channels=whole_channels)
     if p == 1:
         return x * 0
-    scale = ((1 - p) * (1 + p * _SATURATION**2)) ** -0.5
+    scale: float = ((1 - p) * (1 + p * _SATURATION**2)) ** -0.5
     dropped = _SATURATION * scale
     return torch.where(keep, x * scale, dropped) - dropped * p
 

@@ -32,7 +32,7 @@ def partial_mean(
     axis: Axis,
 ) -> Tensor:
     """Addend of the mean: the local mean is of one in ``size`` elements."""
-    dims = tuple(range(x.dim())) if dim is None else dim
+    dims = tuple(range(x.dim())) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
     return torch.mean(x, dims, keepdim, dtype=dtype) / axis.size
 
 

@@ -64,8 +64,11 @@ class _VocabCrossEntropy(torch.autograd.Function):
         reduction: int,
         ignore_index: int,
         columns: int,
+        classes: int,
+        spread: float,
         axis: Axis,
     ) -> Tensor:
+        """``spread`` is the part of the label that each class gets by smoothing."""
         local = target - axis.rank * logits.shape[1]
         ctx.columns = logits.shape[1]
         logits = logits.narrow(1, 0, columns)
@@ -76,6 +79,10 @@ class _VocabCrossEntropy(torch.autograd.Function):
         largest = _sum(logits.amax(dim=1).to(dtype), axis, dist.ReduceOp.MAX)
         shifted = logits.to(dtype) - largest.unsqueeze(1)
         chosen = shifted.gather(1, local.unsqueeze(1)).squeeze(1).masked_fill(elsewhere, 0)
+        ctx.spread, ctx.kept = spread, 1.0
+        if spread:
+            ctx.kept = 1.0 - spread * classes
+            chosen = ctx.kept * chosen + spread * shifted.sum(dim=1)
         total = _sum(shifted.exp_().sum(dim=1), axis).log_()
         losses = (total - _sum(chosen, axis)).masked_fill(ignored, 0)
         count = (~ignored).sum() if reduction == 1 else None
@@ -94,11 +101,13 @@ class _VocabCrossEntropy(torch.autograd.Function):
         scale = scale if count is None else scale / count
         scale = scale.masked_fill(ignored, 0)
         probability = (logits.to(normaliser.dtype) - normaliser.unsqueeze(1)).exp_()
+        if ctx.spread:
+            probability.sub_(ctx.spread)
         probability.mul_(scale.unsqueeze(1))
-        here = -scale.masked_fill(elsewhere, 0)
+        here = -ctx.kept * scale.masked_fill(elsewhere, 0)
         probability.scatter_add_(1, local.unsqueeze(1), here.unsqueeze(1))
         gradient = pad_dim(probability.to(logits.dtype), 1, ctx.columns)
-        return gradient, None, None, None, None, None
+        return gradient, None, None, None, None, None, None, None
 
 
 def vocab_cross_entropy(
@@ -118,8 +127,8 @@ def vocab_cross_entropy(
     the logits are never gathered. The loss, and the gradient that comes back, are whole.
     ``classes`` is V where the slices hold padding besides.
     """
-    if weight is not None or label_smoothing:
-        raise ValueError("cross entropy over sharded classes has no weight and no label_smoothing")
+    if weight is not None:
+        raise ValueError("cross entropy over sharded classes has no weight")
     if logits.dim() != 2 or target.dim() != 1 or target.is_floating_point():
         raise ValueError(
             "cross entropy over sharded classes needs logits [N, V] and integer targets [N], "
@@ -127,14 +136,15 @@ def vocab_cross_entropy(
         )
     if reduction not in (0, 1, 2):
         raise ValueError(f"reduction {reduction} is none of 0 (none), 1 (mean), 2 (sum)")
-    columns = logits.shape[1]
-    if classes is not None:
-        columns = min(columns, classes - axis.rank * columns)
-        if columns <= 0 or classes > logits.shape[1] * axis.size:
-            raise ValueError(
-                f"{classes} classes on {axis.size} ranks, but each has {logits.shape[1]} columns"
-            )
-    return _apply(_VocabCrossEntropy, logits, target, reduction, ignore_index, columns, axis)
+    held = logits.shape[1]
+    whole = held * axis.size if classes is None else classes
+    columns = min(held, whole - axis.rank * held)
+    if columns <= 0 or whole > held * axis.size:
+        raise ValueError(f"{whole} classes on {axis.size} ranks, but each has {held} columns")
+    spread = label_smoothing / whole
+    return _apply(
+        _VocabCrossEntropy, logits, target, reduction, ignore_index, columns, whole, spread, axis
+    )
 
 
 def row_cross_entropy(

@@ -32,10 +32,13 @@ each in its own process on two CPU cores:
   free there, so that even small layers are worth dividing.
 
 What the last two columns prove: for the reduced model, the loss and every gradient of the
-program equal those of the unsharded model to 1e-5, or to four times the float32 rounding of the
-unsharded model itself (marked `r`). The reduced model has the operators of the real one, not
-its sizes: an error that shows only at a real size (overflow, a dimension that is odd only
-there), other degrees than 2, and speed are not covered. Random inputs and weights; dropout off.
+program equal those of the unsharded model to 1e-5. Gradients that are sums which cancel, such
+as that of a bias of attention's keys (zero but for rounding) or of a convolution before a batch
+norm, have no such relative error: they must lie within four times the float32 rounding of the
+unsharded model itself, and their number is marked `r`. The reduced model has the operators of
+the real one, not its sizes: an error that shows only at a real size (overflow, a dimension that
+is odd only there), other degrees than 2, and speed are not covered. Random inputs and weights;
+dropout and stochastic depth off.
 """
 
 
@@ -127,7 +130,9 @@ def _verified(verify: Result | None, label: str) -> str:
         return "no result"
     if "error" in found:
         return "failed"
-    text = f"{found['worst_error']:.0e}" + (" r" if found["rounded"] else "")
+    text = f"{found['worst_error']:.0e}"
+    if found["rounded"]:
+        text += f" and {len(found['rounded'])} r"
     if label == "tp2":
         text += f", {found['sharded']} of {found['parameters']} in shards"
     return text

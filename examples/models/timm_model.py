@@ -26,13 +26,13 @@ class Classifier(nn.Module):
 def model(
     name: str = "vit_base_patch16_224",
     num_classes: int = 1000,
-    image_size: int | None = None,
+    img_size: int | None = None,
     depth: int | None = None,
     embed_dim: int | None = None,
     num_heads: int | None = None,
 ) -> Classifier:
     """Network of that name with random weights; sizes that are given replace its own."""
-    sizes = {"img_size": image_size, "depth": depth, "embed_dim": embed_dim,
+    sizes = {"img_size": img_size, "depth": depth, "embed_dim": embed_dim,
              "num_heads": num_heads}  # fmt: skip
     given = {key: value for key, value in sizes.items() if value is not None}
     return Classifier(timm.create_model(name, num_classes=num_classes, **given))

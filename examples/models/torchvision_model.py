@@ -23,9 +23,16 @@ class Classifier(nn.Module):
         return F.cross_entropy(self.net(image), labels)
 
 
-def model(name: str = "resnet50", num_classes: int = 1000) -> Classifier:
-    """Network of that name with random weights."""
-    return Classifier(torchvision.models.get_model(name, num_classes=num_classes))
+def model(
+    name: str = "resnet50", num_classes: int = 1000, drop_path: float | None = None
+) -> Classifier:
+    """Network of that name with random weights; ``drop_path`` replaces its stochastic depth."""
+    net = torchvision.models.get_model(name, num_classes=num_classes)
+    if drop_path is not None:
+        for child in net.modules():
+            if isinstance(child, torchvision.ops.StochasticDepth):
+                child.p = drop_path
+    return Classifier(net)
 
 
 def batch(

@@ -42,7 +42,7 @@ def _run_graph(graph: Graph, module: nn.Module, batch: Mapping[str, Tensor]) -> 
         local.update(zip(block.buffers, (buffers[f] for f in instance.buffers), strict=True))
         for op in block.ops:
             _call(op, local, block.tensors)
-        passed = tuple(local[name] for name in block.outputs)
+        passed = tuple(local[tensor.name] for tensor in graph.handed_on(instance))
     (loss,) = passed
     return loss
 

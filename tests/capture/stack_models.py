@@ -83,10 +83,10 @@ class EncoderDecoder(nn.Module):
         self.decoder = nn.ModuleList(Decoder() for _ in range(decoder))
 
     def forward(self, x):
-        y = self.first(x).tanh()
-        memory = y * 2
+        memory = self.first(x).tanh()
         for layer in self.encoder:
             memory = layer(memory)
+        y = self.first(x * 2)
         for layer in self.decoder:
             y = layer(y, memory)
         return y.square().mean()

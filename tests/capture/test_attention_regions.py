@@ -100,7 +100,15 @@ def _regions(graph: Graph) -> list[AttentionRegion]:
     ]
 
 
-@pytest.mark.parametrize("name", _MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow)
+        if name not in {"gemma2", "mistral", "t5"}
+        else name
+        for name in _MODELS
+    ],
+)
 def test_regions_and_values_are_the_models_own(
     name: str, tmp_path: Path, run_graph: Callable[..., torch.Tensor]
 ) -> None:
@@ -110,6 +118,9 @@ def test_regions_and_values_are_the_models_own(
     assert Counter(map(str, _regions(graph))) == expected
     torch.manual_seed(0)
     module = source.build(dtype="float32")
+    with torch.no_grad():  # as initialised, attention hardly shows in the loss
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
     assert module.config._attn_implementation != "autoplan"
     batch = source.batch(2, _SEQ_LEN, seed=1)
     loss, whole = run_graph(graph, module, batch), module(**batch)

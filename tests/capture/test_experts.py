@@ -23,7 +23,7 @@ HAND_WRITTEN = Path(__file__).parents[1] / "verify/moe_model.py"
 SMALL = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
          "head_dim": 8, "vocab_size": 64, "pad_token_id": 0, "eos_token_id": 1,
          "bos_token_id": 2}  # fmt: skip
-# Configuration, then what the region must say: layout, activation, transposed, biased, gated.
+# Configuration, then what the region must say: layout, activation, transposed, biased.
 FAMILIES = {
     "mixtral": (
         {"num_hidden_layers": 2, "intermediate_size": 48, "num_local_experts": 4,
@@ -69,7 +69,12 @@ def experts_of(graph):
     return [region for block in graph.classes for region in experts_regions(block)]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+_SLOW = {"qwen3_moe", "olmoe"}
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(f, marks=pytest.mark.slow if f in _SLOW else ()) for f in FAMILIES]
+)
 def test_a_family_has_one_operator_for_its_experts(family, run_graph):
     source = source_of(family)
     graph = capture(source, seq_len=8, dtype="float32").at(2)

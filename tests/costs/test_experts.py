@@ -99,12 +99,14 @@ def test_saved_bytes_are_what_autograd_keeps(layout, biased, activation, frozen)
         tensors = operands(layout, biased, dtype, frozen, weight_dtype)
         if all(not x.requires_grad for x in tensors.values()):
             continue
-        outside = {x.untyped_storage().data_ptr() for x in tensors.values()}
-        kept = {}
+        outside = {x.untyped_storage().data_ptr(): name for name, x in tensors.items()}
+        kept, named = {}, set()
 
-        def pack(x, outside=outside, kept=kept):
+        def pack(x, outside=outside, kept=kept, named=named):
             storage = x.untyped_storage()
-            if storage.data_ptr() not in outside:
+            if storage.data_ptr() in outside:
+                named.add(outside[storage.data_ptr()])
+            else:
                 kept[storage.data_ptr()] = (storage.nbytes(), x)
             return x
 
@@ -112,6 +114,7 @@ def test_saved_bytes_are_what_autograd_keeps(layout, biased, activation, frozen)
             run(tensors, layout, activation)
         (region,) = experts_regions(block_of(tensors, layout, activation))
         assert region.saved == sum(size for size, _ in kept.values()), (dtype, region)
+        assert named == set(region.saved_arguments) & tensors.keys(), (dtype, region)
 
 
 @pytest.mark.parametrize("frozen", FROZEN, ids=lambda names: "-".join(names) or "none")
@@ -147,8 +150,8 @@ def test_each_strategy_divides_what_its_ranks_divide():
         assert sum(kernel.flop for kernel in backward) == whole.flop_backward // 2
     ends = 4 * E
     assert local_extra(op, block, found["experts", "S(0)"], 2) - ends == (whole.saved - ends) // 2
-    # The rows themselves, before and behind the experts, are not divided with the features.
-    rows = 2 * T * (2 * D * 4 + 4 + 8) + ends
+    # What belongs to a row as a whole is not divided with the features.
+    rows = 2 * T * (4 + 8) + ends
     inside = 2 * T * 3 * F * 4
     assert whole.saved == rows + inside
     assert local_extra(op, block, found["row_parallel_experts", "P"], 2) == rows + inside // 2
@@ -175,6 +178,7 @@ def test_peak_holds_what_the_operator_needs_for_a_moment():
     ends = (Replicate(),) * 3, (Replicate(),)
     cost = block_cost(block, choice, *ends, Group(1, 1), load_cluster("cpu"))
     forward, backward = experts_workspace(next(experts_regions(block)))
-    assert forward == 2 * T * 2 * D * 4  # weighted rows, and the same in the order of tokens
+    # Rows behind the experts, weighted, and in the order of tokens.
+    assert forward == 3 * T * K * D * 4
     assert cost.transient >= max(forward, backward)
     assert cost.saved == next(experts_regions(block)).saved

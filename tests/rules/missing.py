@@ -17,7 +17,7 @@ from autoplan import runtime
 from autoplan.ir.graph import Op
 from autoplan.ir.placement import Partial, Placement, Replicate, Shard
 from autoplan.ir.strategy import OpStrategy
-from autoplan.rules import localize, strategies
+from autoplan.rules import localize, registered_targets, strategies
 from autoplan.rules.blocks import block_counts
 
 from .engine import Prepared, Sample, check_strategy, execute, join, place, prepare
@@ -171,9 +171,15 @@ def _report(targets: list[str]) -> None:
     torch.set_num_threads(1)
     left_out: dict[str, int] = {}
     missing = 0
+    stated: set[tuple[str, str]] = set()
+    proved = 0
     for sample in samples(Sizes()):
         if targets and not any(target in sample.target for target in targets):
             continue
+        prepared = prepare(sample)
+        found = strategies(prepared.op, prepared.block, RANKS)
+        proved += len(found)
+        stated |= {(sample.target, str(strategy)) for strategy in found}
         for strategy in missing_strategies(sample):
             entry = reason_for(described(sample), str(strategy))
             if entry is not None:
@@ -181,6 +187,10 @@ def _report(targets: list[str]) -> None:
                 continue
             missing += 1
             print(f"missing  {described(sample)}  {strategy}")
+    print(
+        f"{len(registered_targets())} targets have rules; {proved} strategies of samples on "
+        f"{RANKS} ranks, {len(stated)} of them distinct"
+    )
     print(f"{missing} missing; {sum(left_out.values())} left out on purpose:")
     for reason, count in left_out.items():
         print(f"  {count:4}  {reason}")

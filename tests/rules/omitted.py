@@ -68,7 +68,7 @@ OMITTED = (
         "gradients scaled by frequency count all ids; drawn ones may happen to be distinct",
     ),
     Omission(
-        r"aten\.(cross_entropy_loss|nll_loss|nll_loss_nd)\..*",
+        r"aten\.(cross_entropy_loss|nll_loss|nll_loss_nd|binary_cross_entropy)\..*",
         r".*P.* -> P",
         "class weights, soft labels and log-probabilities are no addends in any known model",
     ),
@@ -98,6 +98,11 @@ OMITTED = (
         r"aten\.(type_as|expand_as|view_as|reshape_as)\..*",
         r".*,P -> .*",
         "a tensor that is read for its shape or dtype only",
+    ),
+    Omission(
+        r"aten\.broadcast_tensors\..*",
+        r"(P,R -> P,R|R,P -> R,P)",
+        "tensors of a broadcast meet in one operator, which takes addends of both or neither",
     ),
     Omission(
         r"aten\.as_strided\..*",

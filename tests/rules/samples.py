@@ -298,6 +298,7 @@ def _ends(z: Sizes) -> Iterator[Sample]:
     yield call("embedding.default", t(16, z.d), ids(z.b, z.s, below=16), 3)
     yield call("embedding.default", t(16, z.d), ids(z.s, below=16), -1, True)
     yield from _bags(z)
+    yield from _losses(z)
     rows = z.b * z.s
     labels = T(shape=(8,), dtype="int64", values=(1, -100, 5, 0, 15, -100, 7, 8))
     yield call("cross_entropy_loss.default", t(8, 16), labels)
@@ -306,6 +307,8 @@ def _ends(z: Sizes) -> Iterator[Sample]:
     yield call("cross_entropy_loss.default", t(8, 16), labels, T(shape=(16,), low=0.5, grad=False))
     yield call("cross_entropy_loss.default", t(rows, 16), ids(rows, below=16), None, 1, -100, 0.1)
     weight = T(shape=(16,), low=0.5, grad=False)
+    flat = call("cross_entropy_loss.default", t(8, 16), labels, pieces=((8, 2),))
+    yield flat  # rows of two samples: S(0,2)
     yield call("cross_entropy_loss.default", t(8, 16), labels, weight, 1, -100, 0.1)
     yield call("cross_entropy_loss.default", t(8, 16), ids(8, below=16), weight, 2, 5)
     yield call("cross_entropy_loss.default", t(rows, 6), T(shape=(rows, 6), low=0.0, grad=False))
@@ -316,6 +319,26 @@ def _ends(z: Sizes) -> Iterator[Sample]:
         yield call("nll_loss.default", t(rows, 5), ids(rows, below=5), None, reduction, 2)
         yield call("nll_loss_nd.default", pixels, ids(z.b, z.s, z.d, below=5),
                    T(shape=(5,), low=0.5, grad=False), reduction, 2)  # fmt: skip
+
+
+def _losses(z: Sizes) -> Iterator[Sample]:
+    x, y = t(4 * z.b, z.h), t(4 * z.b, z.h)
+    sign = T(shape=(4 * z.b,), values=tuple((-1) ** i for i in range(4 * z.b)), grad=False)
+    signs = T(shape=(4 * z.b, z.h), grad=False,
+              values=tuple((-1) ** (i // 3) for i in range(4 * z.b * z.h)))  # fmt: skip
+    likely = t(4 * z.b, z.h, low=0.1, high=0.9)
+    for reduction in (0, 1, 2):
+        yield call("cosine_embedding_loss.default", x, y, sign, 0.1, reduction)
+        yield call("triplet_margin_loss.default", x, y, t(4 * z.b, z.h), 0.5, 2, 1e-6, False,
+                   reduction)  # fmt: skip
+        yield call("hinge_embedding_loss.default", x, signs, 0.5, reduction)
+        yield call("margin_ranking_loss.default", x, y, signs, 0.1, reduction)
+        yield call("huber_loss.default", x, y, reduction, 0.5)
+        yield call("kl_div.default", x, likely, reduction)
+        yield call("soft_margin_loss.default", x, signs, reduction)
+        yield call("binary_cross_entropy.default", likely, likely, None, reduction)
+    weight = T(shape=(z.h,), low=0.1, grad=False)
+    yield call("binary_cross_entropy.default", likely, likely, weight, 1)
 
 
 def _bags(z: Sizes) -> Iterator[Sample]:

@@ -27,10 +27,10 @@ def _layer(name: str) -> BlockClass:
 # Operators of which no dim can be sharded by any rule: the routing of tokens to experts,
 # running statistics, and cross entropy over a vocabulary (or classes) that is odd.
 _REPLICATED = {
-    "gpt2": {"aten.cross_entropy_loss.default"},
+    "gpt2": set(),
     "llama3-8b": set(),
     "nanogpt": set(),
-    "mixtral-8x7b": {"aten.sort", "aten.histc", "aten.cumsum", "aten.index_put"},
+    "mixtral-8x7b": set(),
     "resnet50": set(),
 }  # fmt: skip
 

@@ -63,6 +63,10 @@ _OFFERED = {
              "S(1,pad),R -> R [vocab_cross_entropy]"),
     "loss, sum": (_call("cross_entropy_loss.default", t(_ROWS, _V), _LABELS, None, 2),
                   "S(1,pad),R -> R [vocab_cross_entropy]"),
+    "loss, smoothed": (
+        _call("cross_entropy_loss.default", t(_ROWS, _V), _LABELS, None, 1, -100, 0.2),
+        "S(1,pad),R -> R [vocab_cross_entropy]",
+    ),
     "loss, each row": (_call("cross_entropy_loss.default", t(_ROWS, _V), _LABELS, None, 0),
                        "S(1,pad),R -> R [vocab_cross_entropy]"),
 }  # fmt: skip

@@ -187,14 +187,14 @@ def vocabulary(axis: rt.Axis) -> None:
     logits = torch.randn(9, 12, dtype=torch.float64) * 30
     target = torch.randint(12, (9,))
     target[4] = -100
-    for reduction, name in ((0, "none"), (1, "mean"), (2, "sum")):
+    for reduction, name, smooth in ((0, "none", 0.0), (1, "mean", 0.0), (2, "sum", 0.1)):
         whole = logits.clone().requires_grad_()
-        expected = F.cross_entropy(whole, target, reduction=name)
+        expected = F.cross_entropy(whole, target, reduction=name, label_smoothing=smooth)
         weight = torch.randn_like(expected)
         expected.backward(weight)
         local = logits.chunk(n, 1)[r].clone().requires_grad_()
         with rt.record_collectives() as log:
-            loss = rt.vocab_cross_entropy(local, target, None, reduction, axis=axis)
+            loss = rt.vocab_cross_entropy(local, target, None, reduction, -100, smooth, axis=axis)
             loss.backward(weight)
         assert log == [("all_reduce", 9 * 8)] * 3, log
         same(f"cross entropy {name}", loss.detach(), expected.detach())

@@ -45,6 +45,7 @@ def _set(*path: str | int, value: object) -> Callable[[Data], None]:
         (_set("prediction", "lower_bound", value=4.0), "above the step time"),
         (_set("graph", "parameters", 1, "placement", value="S(2)"), "mlp.up.weight: S(2)"),
         (_set("graph", "parameters", 1, "placement", value="S(0,3)"), "mlp.up.weight: S(0,3)"),
+        (_set("graph", "parameters", 1, "placement", value="S(0,pad)"), "mlp.up.weight: S(0,pad)"),
         (_set("graph", "parameters", 1, "fqn", value="other"), "unknown parameter"),
         (_set("graph", "classes", 1, "ops", 1, "strategy", value=None), "mlp.act: no strategy"),
         (

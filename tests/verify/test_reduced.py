@@ -88,3 +88,19 @@ def test_values_of_half_precision_buffers_are_kept(plan_data):
     )
     assert buffer.dtype == "float32"
     assert wide.tolist() == values.tolist()
+
+
+@pytest.mark.parametrize(("vocabulary", "placement"), [(1026, "S(0)"), (1027, "S(0,pad)")])
+def test_whether_a_vocabulary_is_padded_depends_on_the_reduced_size(vocabulary, placement):
+    table = "transformer.wte.weight"
+    sizes = {"n_layer": 6, "n_embd": 64, "n_head": 4, "vocab_size": vocabulary}
+    source = load_model("gpt2", overrides=sizes)
+    found = capture(source, seq_len=128, dtype="float32")
+    setup = Setup(mesh=Mesh(tp=4), stored={table: Shard(0, pad=True)})
+    plan = make_plan(found.at(2), found.record(), setup, seq_len=128)
+    small = reduced_plan(plan, source, max_parameters=10**9).plan
+    (stored,) = [p for p in small.graph.parameters if p.fqn == table]
+    assert stored.placement == placement
+    assert stored.shape[0] % 2 == vocabulary % 2
+    chosen = strategies_from_record(small.graph)[-1].values()
+    assert "vocab_cross_entropy" in {strategy.call for strategy in chosen}

@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 
 import tests.plans
 from autoplan.capture import capture, load_model
@@ -23,6 +24,7 @@ from autoplan.verify.compare import compare
 from autoplan.verify.launch import run_programs
 from autoplan.verify.reference import write_reference
 from tests.plans import Setup, make_plan
+from tests.runtime.conftest import _launch
 
 FILE = Path(__file__).parent / "spatial_models.py"
 SEQ_LEN = 8
@@ -48,7 +50,11 @@ def load(name):
 
 @pytest.fixture
 def spatial(monkeypatch):
-    """Let plans prefer sharded outputs, and no conversion, over any saving."""
+    prefer_rows(monkeypatch)
+
+
+def prefer_rows(monkeypatch):
+    """Let plans prefer sharded rows, and no conversion, over any saving."""
     priced = tests.plans._price
 
     def price(op, block, strategy, produced, names, stored, uses, ranks):
@@ -165,3 +171,39 @@ def test_programs_on_sharded_rows_equal_the_unsharded_model(ranks, spatial, tmp_
             want[kind, payload] += count
         for finding in findings:
             assert Counter(finding.collectives) == want, name
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+def test_running_statistics_are_those_of_the_unsharded_model(monkeypatch, tmp_path):
+    source, captured, _ = load("resnet")
+    graph, record, mesh = captured.at(2), captured.record(), Mesh(tp=2)
+    setups = {
+        "channels": Setup(mesh=mesh, boundary=Shard(1)),
+        "again": Setup(mesh=mesh, boundary=Shard(1), microbatches=2, recompute="full"),
+        "whole": Setup(mesh=mesh, microbatches=2, recompute="full"),
+        "mixed": Setup(mesh=mesh, seed=5),
+    }
+    plans = {k: make_plan(graph, record, setup, seq_len=SEQ_LEN) for k, setup in setups.items()}
+    prefer_rows(monkeypatch)
+    for name, more in (("rows", {}), ("rows_again", {"microbatches": 2, "recompute": "full"})):
+        setup = Setup(mesh=mesh, boundary=Shard(2), **more)
+        plans[name] = make_plan(graph, record, setup, seq_len=SEQ_LEN)
+    calls = set()
+    arguments = []
+    for name, plan in plans.items():
+        path = tmp_path / f"{name}.pt"
+        write_reference(source, plan, path)
+        reference = torch.load(path, weights_only=True)
+        module = source.build(dtype="float32")
+        module.load_state_dict(reference["state"], strict=False)
+        for share in range(plan.pipeline.microbatches):
+            module(**{k: v[2 * share : 2 * share + 2] for k, v in reference["batch"].items()})
+        torch.save(reference | {"buffers": dict(module.named_buffers())}, path)
+        emit_program(plan, tmp_path / name)
+        arguments += [str(tmp_path / name), str(path)]
+        for chosen in strategies_from_record(plan.graph):
+            calls |= {s.call for s in chosen.values() if "batch_norm" in s.call}
+    assert calls == {"batch_norm", "channel_batch_norm", "synced_batch_norm"}
+    output = _launch(str(FILE.parent / "ranks_statistics.py"), 2, *arguments)
+    assert output.count(" ok") == len(plans), output

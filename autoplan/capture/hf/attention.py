@@ -56,9 +56,11 @@ def register_attention() -> None:
             return None
         # vmap can't be exported; masks that index by broadcast positions don't need it.
         rest["use_vmap"] = bool(rest.get("use_vmap")) and not _is_index_based(mask_function)
-        return masking_utils.sdpa_mask(
-            mask_function=mask_function, attention_mask=attention_mask, **rest
-        )
+        # Whether a mask is needed is judged as without a trace: its sizes are fixed.
+        with _patched(masking_utils, "is_torchdynamo_exporting", lambda: False):
+            return masking_utils.sdpa_mask(
+                mask_function=mask_function, attention_mask=attention_mask, **rest
+            )
 
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attention)
     masking_utils.ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, mask)

@@ -17,7 +17,7 @@ from autoplan.capture.hf.config import hf_config, transformers_library, with_ove
 from autoplan.capture.hf.experts import expert_settings, with_experts
 from autoplan.capture.hf.reduced import reduced_config
 from autoplan.capture.hf.tasks import TASKS, as_loss_module, task_of
-from autoplan.capture.hf.tracing import exportable
+from autoplan.capture.hf.tracing import exportable, settled
 from autoplan.capture.source import Form, ModelSource, torch_dtype
 from autoplan.errors import InputError, UsageError
 from autoplan.ir.plan import Json
@@ -56,7 +56,7 @@ class HuggingFaceSource(ModelSource):
         experts = expert_settings(self._config)
         return with_experts(
             build_on_meta(
-                lambda: set_attention(self._make(settings, experts=experts)),
+                lambda: settled(set_attention(self._make(settings, experts=experts))),
                 dtype=torch_dtype(dtype),
             )
         )

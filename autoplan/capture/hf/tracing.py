@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-__all__ = ["exportable"]
+__all__ = ["exportable", "settled"]
 
 
 @contextmanager
@@ -25,6 +25,23 @@ def exportable(config: Any) -> Iterator[None]:
         if config.model_type == "bloom":
             stack.enter_context(_bloom_gelu())
         yield
+
+
+def settled(module: nn.Module) -> nn.Module:
+    """The module in the state that its first forward leaves it in.
+
+    A Swin block whose window fills its stage drops its shift when it first runs. Which do so
+    is known where every stage halves evenly.
+    """
+    config: Any = module.config
+    if config.model_type == "swin" and isinstance(config.image_size, int):
+        least = config.patch_size << (len(config.depths) - 1)
+        if config.image_size % least == 0:
+            for part in module.modules():
+                if hasattr(part, "set_shift_and_window_size"):
+                    settle: Any = part.set_shift_and_window_size
+                    settle(part.input_resolution)
+    return module
 
 
 @contextmanager
