@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from autoplan.errors import InputError
 from autoplan.ir.graph import Arg, Const, Ref
 from autoplan.ir.placement import Partial, Placement, Replicate, Shard
+from autoplan.rules import library_of
 
 __all__ = [
     "CALLS",
@@ -197,7 +198,11 @@ def operator_call(target: str) -> str:
     match = _TARGET.fullmatch(target)
     if match is None or any(map(keyword.iskeyword, match.groups())):
         raise InputError(f"{target[:80]!r} in the plan is not an operator")
-    return target if match[1] == "aten" else f"torch.ops.{target}"
+    if match[1] == "aten":
+        return target
+    if not library_of(target):
+        raise InputError(f"{target[:80]!r} in the plan is an operator of no registered library")
+    return f"torch.ops.{target}"
 
 
 def import_line(module: str) -> str:

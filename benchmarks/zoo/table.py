@@ -72,10 +72,12 @@ def _summary(results: Sequence[Result]) -> str:
     captured = sum(_ok(r, "capture") for r in results)
     solved = sum(_ok(r, "solve") for r in results)
     tp, pp = (sum(_ok(r, "verify", label) for r in results) for label in ("tp2", "pp2"))
+    divided = sum(_ok(r, "verify", "tp2") and r["verify"]["tp2"]["sharded"] > 0 for r in results)
     both = sum(_ok(r, "verify", "tp2") and _ok(r, "verify", "pp2") for r in results)
     return (
         f"{len(results)} models: {captured} captured, {solved} solved, {tp} verified under tp 2, "
-        f"{pp} under pp 2, {both} under both."
+        f"{pp} under pp 2, {both} under both.\nOf those under tp 2, {divided} hold parameters in "
+        "shards; the others divide activations only, or nothing."
     )
 
 

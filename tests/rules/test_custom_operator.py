@@ -54,8 +54,8 @@ REGISTER
 class Net(nn.Module):
     def __init__(self, n):
         super().__init__()
-        self.up = nn.Linear(8, n)
-        self.gate = nn.Linear(8, n)
+        self.up = nn.Linear(1024, n)
+        self.gate = nn.Linear(1024, n)
         self.down = nn.Linear(n, 10)
 
     def forward(self, x, y):
@@ -68,7 +68,7 @@ def make(width: int = 64):
 
 
 def batch(batch_size, seq_len):
-    return {{"x": torch.randn(batch_size, 8), "y": torch.randint(0, 10, (batch_size,))}}
+    return {{"x": torch.randn(batch_size, 1024), "y": torch.randint(0, 10, (batch_size,))}}
 """
 
 RULE = 'autoplan.register_rule("{name}::gated", rule, library="{name}_operators")'
@@ -177,6 +177,7 @@ def test_a_program_calls_the_operator_on_shards(tmp_path: Path) -> None:
     text = (tmp_path / "plan" / "model.py").read_text()
     assert "\nimport eta_operators  # noqa: F401" in text
     assert "torch.ops.eta.gated.default(" in text
-    assert '"up.weight": rt.ParameterSpec(shape=(4096, 8), dim=0' in text
+    assert "[256, 2048] S(1)" in text
+    assert "row_parallel_linear(gated, " in text
     checked = run_autoplan("verify", tmp_path / "plan")
     assert checked.returncode == 0, checked.stderr
