@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -122,9 +123,22 @@ def make_plan(graph: Graph, model: ModelRecord, setup: Setup, *, seq_len: int) -
     )  # fmt: skip
 
 
+class _DeadEnd(Exception):
+    """Earlier choices leave an operator without a strategy (a blocked shard, a tied weight)."""
+
+
 def choose(graph: Graph, setup: Setup):
     """Strategies and boundary placements of each class; placement and partiality by FQN."""
-    generator = None if setup.seed is None else random.Random(setup.seed)
+    if setup.seed is None:
+        return _choose(graph, setup, None)
+    generator = random.Random(setup.seed)
+    for _ in range(20):
+        with suppress(_DeadEnd):
+            return _choose(graph, setup, generator)
+    return _choose(graph, setup, generator)
+
+
+def _choose(graph: Graph, setup: Setup, generator: random.Random | None):
     stored: dict[str, Placement] = dict(setup.stored)
     uses: dict[str, set[bool]] = {}
     chosen: list[Mapping[str, OpStrategy]] = []
@@ -176,7 +190,8 @@ def _choose_block(
             price = _price(op, block, strategy, produced, names, stored, uses, ranks)
             if price is not None:
                 options.append((price, len(options), strategy))
-        assert options, f"no legal strategy for {op.name} {op.target}"
+        if not options:
+            raise _DeadEnd(f"no strategy of {op.name} {op.target} fits those chosen before")
         if generator is None:
             strategy = min(options)[2]
         else:

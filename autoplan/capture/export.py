@@ -20,6 +20,12 @@ from autoplan.capture.failure import capture_error, user_line
 from autoplan.capture.filled import Filling
 from autoplan.capture.forward_checks import watch_forward
 from autoplan.capture.module_checks import check_hooks, check_names
+from autoplan.capture.schema import (
+    argument_position,
+    as_functional,
+    functional_form,
+    written_arguments,
+)
 from autoplan.capture.trace import Trace, TracedOp, TracedTensor, draws_random_numbers
 from autoplan.capture.trace_checks import check_loss, check_result, check_updates
 from autoplan.capture.writes import Written, write_through
@@ -35,6 +41,7 @@ _NO_GRADIENT = {
     "new_zeros", "new_ones", "new_full", "new_empty", "sign", "floor", "ceil", "round",
     "bernoulli", "one_hot", "argmax", "argmin", "uniform", "exponential",
 }  # fmt: skip
+_OF_DTYPES = {torch.ops.aten.promote_types.default, torch.ops.aten.result_type.Tensor}
 _DROPPED_KEYWORDS = {"pin_memory", "layout"}
 # Operators of libraries that stand for one of torch's, argument by argument.
 _SAME_AS = {"transformers.grouped_mm_fallback.default": "aten._grouped_mm.default"}
@@ -274,6 +281,11 @@ class _Reader:
             if key not in _DROPPED_KEYWORDS
         )
         values = node.meta["val"]
+        if values is None and target in _OF_DTYPES:
+            known = torch.fx.node.map_arg(node.args, lambda arg: arg.meta["val"])
+            return self._arg(target(*known), env)
+        if values is None:
+            raise CaptureError(f"{self.name}: {target} at {user_line(node)} gives no tensor")
         single = isinstance(values, Tensor)
         values = [values] if single else list(values)
         if any(not isinstance(value, Tensor) for value in values):
@@ -305,13 +317,13 @@ class _Reader:
                 f"{self.name}: {op.target} at {op.source} reads a tensor that is empty in part",
                 hint="fill it along one dim before it is read, or use torch.cat",
             )
-        written = _written(target)
-        if written == (0,) and (through := write_through(self.trace, op, _functional_form(op))):
+        written = written_arguments(target)
+        if written == (0,) and (through := write_through(self.trace, op, functional_form(op))):
             return self._write_through(through)
         if written and not self._functional(op, written):
             return args[0]
         if written:
-            op = _as_functional(op)
+            op = as_functional(op)
         self._outputs(op, values, fresh=bool(written))
         self.trace.ops.append(op)
         if written:
@@ -400,7 +412,7 @@ class _Reader:
     def _functional(self, op: TracedOp, written: tuple[int, ...]) -> bool:
         """True if the in-place call can become a functional one, False if it is dropped."""
         arguments = dict(enumerate(op.args))
-        arguments |= {_argument(op.target, key): value for key, value in op.kwargs}
+        arguments |= {argument_position(op.target, key): value for key, value in op.kwargs}
         first = arguments[written[0]]
         assert isinstance(first, Ref)
         tensor = self.trace.tensors[first.name]
@@ -459,38 +471,3 @@ class _Reader:
         if isinstance(value, tuple):
             return tuple(self._latest(item) for item in value)
         return value
-
-
-def _written(target: Any) -> tuple[int, ...]:
-    return tuple(
-        index
-        for index, argument in enumerate(target._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    )
-
-
-def _argument(target: str, keyword: str) -> int:
-    """Position of a keyword among the arguments of an operator."""
-    namespace, packet, overload = target.split(".")
-    schema = getattr(getattr(getattr(torch.ops, namespace), packet), overload)._schema
-    return [argument.name for argument in schema.arguments].index(keyword)
-
-
-def _as_functional(op: TracedOp) -> TracedOp:
-    functional = _functional_form(op)
-    if functional is None:
-        raise CaptureError(
-            f"{op.target} at {op.source} has no form that returns a new tensor",
-            hint="use the operator that returns a new tensor instead",
-        )
-    return functional
-
-
-def _functional_form(op: TracedOp) -> TracedOp | None:
-    if op.target == "aten.bernoulli_.float":
-        return replace(op, target="aten.bernoulli.p")
-    namespace, packet, overload = op.target.split(".")
-    functional = getattr(getattr(torch.ops, namespace), packet.removesuffix("_"), None)
-    if not packet.endswith("_") or functional is None or overload not in functional.overloads():
-        return None
-    return replace(op, target=f"{namespace}.{packet.removesuffix('_')}.{overload}")

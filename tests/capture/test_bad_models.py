@@ -349,6 +349,11 @@ EXACT = {
     ),
     "compiled": ("return self.m(x).mean()", "self.m = torch.compile(nn.Linear(8, 8))"),
     "compiled in place": ("return self.m(x).mean()", "self.m = nn.Linear(8, 8)\nself.m.compile()"),
+    "dtype of two": (
+        "y = self.l(x)\nkind = torch.promote_types(y.dtype, torch.float32)\n"
+        "return y.to(kind).softmax(-1).square().mean().to(torch.result_type(y, x))",
+        "",
+    ),
     "no_grad": ("with torch.no_grad():\n    y = self.l(x)\nreturn self.l(y).mean()", ""),
     "assignment": ("y = self.l(x)\ny[:, 0] = 0\nreturn y.square().mean()", ""),
     "unread count": (

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from autoplan.capture import load_model
-from autoplan.cli.solve_command import _seq_len
+from autoplan.cli.solve_command import sequence_length
 from autoplan.errors import UsageError
 
 
 def test_longest_sequence_is_allowed_and_no_longer_one() -> None:
     source = load_model("gpt2")
-    assert _seq_len(source, 1024) == 1024
-    assert _seq_len(source, None) == 1024
+    assert sequence_length(source, 1024) == 1024
+    assert sequence_length(source, None) == 1024
     with pytest.raises(UsageError, match="1025 exceeds the 1024 positions"):
-        _seq_len(source, 1025)
+        sequence_length(source, 1025)
 
 
 def test_images_have_no_sequence_length() -> None:
-    assert _seq_len(load_model("resnet50"), 1024) == 0
+    assert sequence_length(load_model("resnet50"), 1024) == 0

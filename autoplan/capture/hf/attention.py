@@ -275,9 +275,8 @@ def _softcapped(
         scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     elif mask is not None:
         scores = scores + mask
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    if query.dtype == torch.float64:
-        weights = torch.softmax(scores, dim=-1)
+    precision = torch.float64 if query.dtype == torch.float64 else torch.float32
+    weights = torch.softmax(scores, dim=-1, dtype=precision).to(query.dtype)
     return torch.matmul(F.dropout(weights, dropout), value)
 
 
