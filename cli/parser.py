@@ -306,6 +306,12 @@ def _verify(parser: argparse.ArgumentParser) -> None:
     size.add_argument(
         "--reduced", action="store_true", help="fewer and narrower layers (default: if large)"
     )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "float64"),
+        default="float32",
+        help="precision of both runs: tolerance 1e-5 or 1e-10",
+    )
     _trust(parser)
 
 

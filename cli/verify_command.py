@@ -25,6 +25,7 @@ def run(args: argparse.Namespace) -> Outcome:
             args.directory,
             full=args.full,
             reduced=args.reduced,
+            dtype=args.dtype,
             trust_remote_code=args.trust_remote_code,
             progress=progress,
         )

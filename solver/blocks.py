@@ -14,14 +14,15 @@ from dataclasses import dataclass, replace
 
 from autoplan.costs.block import BlockCost, block_cost
 from autoplan.costs.collectives import collective_time
-from autoplan.costs.compute import op_time
+from autoplan.errors import InfeasibleError
 from autoplan.ir.graph import BlockClass, Graph, Tensor
 from autoplan.ir.hardware import Cluster
+from autoplan.ir.memo import by_identity
 from autoplan.ir.mesh import Group
 from autoplan.ir.placement import CollectiveKind, Placement, Replicate, Shard
 from autoplan.ir.strategy import OpStrategy
-from autoplan.rules import strategies
 from autoplan.solver.intra import BlockSolution, solve_block
+from autoplan.solver.offers import offers
 
 __all__ = ["ALPHAS", "BlockPricer", "ModelPoint", "Question", "boundary_placements"]
 
@@ -39,6 +40,8 @@ class Question:
     ``spread`` is the number of microbatches that share the once-a-step sum of a partial gradient
     in the compute dtype. ``state_ratio`` is
     how many bytes of memory a byte of parameters takes for each byte of saved activations.
+    ``once`` is seconds for a local byte of parameters: a microbatch's share of what the step
+    does with it at its end.
     """
 
     size: int
@@ -47,6 +50,7 @@ class Question:
     spread: int
     alpha: float
     state_ratio: float
+    once: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +100,8 @@ def _ends(
     return ins, outs
 
 
-_Solved = tuple[BlockSolution, BlockCost]
+# Combinations of tied placements that are all tried.
+_MOST_TIED = 64
 
 
 class BlockPricer:
@@ -106,7 +111,7 @@ class BlockPricer:
         self._graphs = graphs
         self._cluster = cluster
         self._bounds: dict[tuple[int, int, int], tuple[float, float]] = {}
-        self._solved: dict[tuple[object, ...], _Solved] = {}
+        self._solved: dict[tuple[object, ...], BlockSolution] = {}
         self._points: dict[Question, ModelPoint] = {}
 
     def group(self, tp: int) -> Group:
@@ -131,13 +136,9 @@ class BlockPricer:
         if key not in self._bounds:
             block = graph.classes[index]
             forward = backward = 0.0
-            for op in block.ops:
-                times = [
-                    op_time(op, block, strategy, tp, self._cluster.accelerator)
-                    for strategy in strategies(op, block, tp)
-                ]
-                forward += min(time.forward for time in times)
-                backward += min(time.backward for time in times)
+            for offered in offers(block, tp, self._cluster.accelerator):
+                forward += min(time.forward for _, time in offered)
+                backward += min(time.backward for _, time in offered)
             self._bounds[key] = (forward, backward)
         return self._bounds[key]
 
@@ -151,20 +152,39 @@ class BlockPricer:
     def _best_point(self, question: Question, deadline: float) -> ModelPoint:
         graph = self._graphs[question.size]
         counts = class_counts(graph)
-        best: tuple[float, ModelPoint] | None = None
+        best: tuple[float, Placement, list[BlockSolution]] | None = None
+        refused: InfeasibleError | None = None
         for boundary in boundary_placements(graph, question.tp):
-            for tied in self._tied_choices(graph, question.tp):
-                solved = [
-                    self._solve(graph, index, question, boundary, tied, deadline)
-                    for index in range(len(graph.classes))
-                ]
-                objective = sum(
-                    count * item[0].objective for count, item in zip(counts, solved, strict=True)
+            for tied in self._tied_choices(graph, question, boundary, deadline):
+                enough = math.inf if best is None else best[0] * (1 - 1e-9)
+                objective = 0.0
+                solved = []
+                try:
+                    for index, count in enumerate(counts):
+                        item = self._solve(graph, index, question, boundary, tied, deadline)
+                        solved.append(item)
+                        objective += count * item.objective
+                        if objective >= enough:
+                            break
+                    else:
+                        best = objective, boundary, solved
+                except InfeasibleError as error:
+                    refused = error  # no strategy of some operator has these tied placements
+        if best is None:
+            assert refused is not None
+            raise refused
+        point = self._model_point(graph, question, best[1], best[2])
+        if self._has_many_ties(graph, question.tp):
+            # Not all were tried: only classes free of ties bound what the others take.
+            free = min(
+                sum(
+                    count * self._solve(graph, index, question, boundary, {}, deadline).bound
+                    for index, count in enumerate(counts)
                 )
-                if best is None or objective < best[0] * (1 - 1e-9):
-                    best = (objective, _model_point(graph, question.tp, boundary, counts, solved))
-        assert best is not None
-        return best[1]
+                for boundary in boundary_placements(graph, question.tp)
+            )
+            point = replace(point, microbatch_bound=min(point.microbatch_bound, free))
+        return point
 
     def _solve(
         self,
@@ -174,7 +194,7 @@ class BlockPricer:
         boundary: Placement,
         tied: Mapping[str, Placement],
         deadline: float,
-    ) -> _Solved:
+    ) -> BlockSolution:
         block = graph.classes[index]
         fixed = fixed_parameters(graph, index, tied)
         key = (question, index, boundary, tuple(sorted(fixed.items())))
@@ -192,15 +212,33 @@ class BlockPricer:
             boundary_out=outs,
             fixed=fixed,
             recompute=question.recompute,
-            parameter_cost=parameter_cost,
+            parameter_cost=parameter_cost + question.once,
             partial_grad_cost=per_byte / question.spread,
             memory_limit=None,
             memory_weight=memory_weight,
             deadline=deadline,
         )
-        cost = block_cost(block, solution.strategies, ins, outs, group, self._cluster)
-        self._solved[key] = (solution, cost)
-        return self._solved[key]
+        self._solved[key] = solution
+        return solution
+
+    def _model_point(
+        self, graph: Graph, question: Question, boundary: Placement, solved: list[BlockSolution]
+    ) -> ModelPoint:
+        group = self.group(question.tp)
+        ends = tuple(_ends(block, boundary, question.tp) for block in graph.classes)
+        return ModelPoint(
+            boundary=boundary,
+            boundaries=ends,
+            solutions=tuple(solved),
+            costs=tuple(
+                block_cost(block, solution.strategies, *sides, group, self._cluster)
+                for block, solution, sides in zip(graph.classes, solved, ends, strict=True)
+            ),
+            microbatch_bound=sum(
+                count * solution.bound
+                for count, solution in zip(class_counts(graph), solved, strict=True)
+            ),
+        )
 
     def _partial_grad_cost(self, group: Group) -> float:
         payload = 2**30  # large, so that the rate is below that of any real sum
@@ -220,17 +258,43 @@ class BlockPricer:
         price = question.alpha * (forward + backward) / max(1.0, weighted)
         return price * question.state_ratio, price if saved else 0.0
 
-    def _tied_choices(self, graph: Graph, tp: int) -> Iterator[dict[str, Placement]]:
-        """Storage choices of parameters that several classes use: they must agree on one."""
+    def _tied_choices(
+        self, graph: Graph, question: Question, boundary: Placement, deadline: float
+    ) -> Iterator[dict[str, Placement]]:
+        """Storage choices of parameters that several classes use: they must agree on one.
+
+        Where there are too many, those that each class would choose alone, and all whole.
+        """
+        options = self._tied_options(graph, question.tp)
+        if self._has_many_ties(graph, question.tp):
+            whole: dict[str, Placement] = dict.fromkeys(options, Replicate())
+            yield whole
+            for index in range(len(graph.classes)):
+                alone = self._solve(graph, index, question, boundary, {}, deadline)
+                chosen = {
+                    fqn: alone.placements[local][0]
+                    for fqn, uses in shared_parameters(graph).items()
+                    for used_in, local in uses
+                    if used_in == index
+                }
+                if all(placement in options[fqn] for fqn, placement in chosen.items()):
+                    yield whole | chosen
+            return
+        for choice in itertools.product(*options.values()):
+            yield dict(zip(options, choice, strict=True))
+
+    def _has_many_ties(self, graph: Graph, tp: int) -> bool:
+        return math.prod(map(len, self._tied_options(graph, tp).values())) > _MOST_TIED
+
+    def _tied_options(self, graph: Graph, tp: int) -> dict[str, list[Placement]]:
         options: dict[str, list[Placement]] = {}
         for fqn, uses in shared_parameters(graph).items():
             legal: list[Placement] | None = None
             for index, local in uses:
-                offered = _storage_options(graph.classes[index], local, tp)
+                offered = _storage_options(graph.classes[index], local, tp, self._cluster)
                 legal = offered if legal is None else [p for p in legal if p in offered]
             options[fqn] = legal or [Replicate()]
-        for choice in itertools.product(*options.values()):
-            yield dict(zip(options, choice, strict=True))
+        return options
 
 
 def _canonical(question: Question) -> Question:
@@ -239,25 +303,14 @@ def _canonical(question: Question) -> Question:
     Rounding ``spread`` up to a power of four keeps the bound valid.
     """
     if question.tp == 1:
-        return replace(question, spread=1, alpha=0.0, state_ratio=1.0)
+        return replace(question, spread=1, alpha=0.0, state_ratio=1.0, once=0.0)
     ratio = 4.0 ** round(math.log(max(question.state_ratio, 1e-3), 4)) if question.alpha else 1.0
-    return replace(question, spread=4 ** math.ceil(math.log(question.spread, 4)), state_ratio=ratio)
+    once = 2.0 ** round(math.log2(question.once)) if question.once else 0.0
+    spread = 4 ** math.ceil(math.log(question.spread, 4))
+    return replace(question, spread=spread, state_ratio=ratio, once=once)
 
 
-def _model_point(
-    graph: Graph, tp: int, boundary: Placement, counts: list[int], solved: list[_Solved]
-) -> ModelPoint:
-    return ModelPoint(
-        boundary=boundary,
-        boundaries=tuple(_ends(block, boundary, tp) for block in graph.classes),
-        solutions=tuple(item[0] for item in solved),
-        costs=tuple(item[1] for item in solved),
-        microbatch_bound=sum(
-            count * item[0].bound for count, item in zip(counts, solved, strict=True)
-        ),
-    )
-
-
+@by_identity(64)
 def class_counts(graph: Graph) -> list[int]:
     """Instances of each class."""
     counts = [0] * len(graph.classes)
@@ -266,6 +319,7 @@ def class_counts(graph: Graph) -> list[int]:
     return counts
 
 
+@by_identity(64)
 def shared_parameters(graph: Graph) -> dict[str, list[tuple[int, str]]]:
     """FQN to (class, local name) of its uses, for parameters that more than one class uses."""
     uses: dict[str, list[tuple[int, str]]] = {}
@@ -285,19 +339,19 @@ def fixed_parameters(
     fixed: dict[str, Placement] = {}
     for fqn, uses in shared_parameters(graph).items():
         for used_in, local in uses:
-            if used_in == index:
+            if used_in == index and fqn in tied:
                 fixed[local] = tied[fqn]
     return fixed
 
 
-def _storage_options(block: BlockClass, name: str, tp: int) -> list[Placement]:
+def _storage_options(block: BlockClass, name: str, tp: int, cluster: Cluster) -> list[Placement]:
     options: list[Placement] | None = None
-    for op in block.ops:
+    for op, priced in zip(block.ops, offers(block, tp, cluster.accelerator), strict=True):
         for slot, used in enumerate(op.inputs):
             if used != name:
                 continue
             offered: list[Placement] = []
-            for strategy in strategies(op, block, tp):
+            for strategy, _ in priced:
                 placement = _storage(strategy, slot)
                 if placement not in offered:
                     offered.append(placement)

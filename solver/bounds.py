@@ -8,17 +8,28 @@ stages. Both are below what any strategies and any cut can reach in this cost mo
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from autoplan.costs.compute import is_view
 from autoplan.costs.data_parallel import data_parallel_times
 from autoplan.costs.memory import state_bytes
 from autoplan.costs.step import optimizer_bytes
+from autoplan.ir.experts import EXPERTS
 from autoplan.ir.graph import BlockClass, Graph, dtype_size
-from autoplan.ir.hardware import Cluster
+from autoplan.ir.hardware import Accelerator, Cluster
 from autoplan.solver.blocks import class_counts
 from autoplan.solver.space import Configuration
 
-__all__ = ["ModelSize", "memory_bound", "model_size", "pipeline_bound", "time_bound"]
+__all__ = [
+    "ModelSize",
+    "Roofline",
+    "memory_bound",
+    "model_size",
+    "pipeline_bound",
+    "roofline",
+    "time_bound",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +64,55 @@ def model_size(graph: Graph) -> ModelSize:
         trainable=sum(p.numel for p in graph.parameters if p.trainable),
         saved=saved,
         boundary=boundary,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline:
+    """Seconds of a microbatch: what ranks can share at best, and kernels that each must start."""
+
+    forward: float
+    backward: float
+    forward_latency: float
+    backward_latency: float
+
+    def microbatch(self, tp: int, *, recompute: bool) -> float:
+        """Seconds that no strategies on ``tp`` ranks can beat."""
+        forward = self.forward / tp + self.forward_latency
+        return (2 if recompute else 1) * forward + self.backward / tp + self.backward_latency
+
+
+def roofline(graph: Graph, accelerator: Accelerator) -> Roofline:
+    """Least work of the chain of a graph: products at the best rate, results written once."""
+    rate = max((peak for _, peak in accelerator.matmul_peak), default=math.inf)
+    rate *= max(1.0, *(share for _, share in accelerator.matmul_efficiency.points))
+    bandwidth = accelerator.memory_bandwidth
+    bandwidth *= max(1.0, *(share for _, share in accelerator.memory_efficiency.points))
+    forward = backward = 0.0
+    forward_kernels = backward_kernels = 0
+    for count, block in zip(class_counts(graph), graph.classes, strict=True):
+        for op in block.ops:
+            if op.target == EXPERTS:
+                continue  # its kernels are not those of one product
+            # Of attention's products a kernel may skip what the mask hides.
+            counted = "scaled_dot_product" not in op.target
+            made = [block.tensor(name) for name in op.outputs]
+            view = is_view(op, block)
+            if not view:
+                work = op.flop / rate if counted else 0.0
+                forward += count * max(work, sum(t.size for t in made) / bandwidth)
+                forward_kernels += count
+            received = sum(tensor.size for tensor in made if tensor.requires_grad)
+            wanted = any(block.tensor(name).requires_grad for name in op.inputs)
+            if received and wanted and not (view and op.flop_backward == 0):
+                work = op.flop_backward / rate if counted else 0.0
+                backward += count * max(work, received / bandwidth)
+                backward_kernels += count
+    return Roofline(
+        forward=forward,
+        backward=backward,
+        forward_latency=forward_kernels * accelerator.kernel_latency,
+        backward_latency=backward_kernels * accelerator.kernel_latency,
     )
 
 

@@ -1,8 +1,9 @@
 """The outer search: best-first over configurations, with bounds, baselines and a deadline.
 
-Every configuration enters a heap with a lower bound from operator costs alone. When popped it
-is first given the exact intra-operator optimum (a tighter bound), then priced. The search ends
-when the least bound in the heap is no better than the best plan: nothing left can win.
+Every configuration enters a heap with a lower bound from its FLOP and bytes. When popped it is
+given that of its operators' strategies, then the exact intra-operator optimum (tighter still),
+then priced. The search ends when the least bound in the heap is no better than the best plan:
+nothing left can win.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import dataclasses
 import heapq
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -19,9 +20,17 @@ from autoplan.costs.memory import state_bytes
 from autoplan.errors import InternalError, SolverLimitError, UsageError
 from autoplan.ir.graph import Graph, dtype_size
 from autoplan.ir.hardware import Cluster
-from autoplan.solver.blocks import ALPHAS, BlockPricer, ModelPoint, Question
-from autoplan.solver.bounds import ModelSize, memory_bound, model_size, time_bound
-from autoplan.solver.pricing import Overflow, Priced, price
+from autoplan.solver.blocks import ALPHAS, BlockPricer, ModelPoint, Question, class_counts
+from autoplan.solver.bounds import (
+    ModelSize,
+    Roofline,
+    memory_bound,
+    model_size,
+    roofline,
+    time_bound,
+)
+from autoplan.solver.first_plan import FirstPlan
+from autoplan.solver.pricing import Overflow, Priced, parameter_time, price
 from autoplan.solver.space import Configuration, Pins
 
 __all__ = [
@@ -38,14 +47,16 @@ __all__ = [
 Progress = Callable[[str], None]
 _REPORT_PERIOD = 2.0
 _SAMPLE = 10**6
+_WORTHWHILE = 1e-3  # of the step: what another answer must be able to save
 
 
 class BoundLevel(IntEnum):
     """How a bound was obtained, from cheap to tight."""
 
-    OPERATORS = 0
-    WITHOUT_RECOMPUTE = 1
-    PROGRAM = 2
+    ROOFLINE = 0
+    OPERATORS = 1
+    WITHOUT_RECOMPUTE = 2
+    PROGRAM = 3
 
 
 _Entry = tuple[float, int, BoundLevel, Configuration]
@@ -97,32 +108,69 @@ class Searcher:
         self.blocks = BlockPricer(problem.graphs, problem.cluster)
         self._progress = progress
         self._sizes: dict[int, ModelSize] = {}
+        self._rooflines: dict[int, Roofline] = {}
         self._results: dict[Configuration, Priced | Overflow] = {}
         self._reported = time.monotonic()
+        self.fallback: Priced | None = None
 
-    def run(self, configurations: Iterable[Configuration]) -> Outcome:
+    def run(self, configurations: Iterable[Configuration], *, phase: str = "search") -> Outcome:
         """Best of those configurations."""
         outcome = Outcome()
         heap: list[_Entry] = []
-        for order, configuration in enumerate(configurations):
-            outcome.enumerated += 1
-            if self.memory_needed(configuration) > self.problem.memory_limit:
-                outcome.pruned_memory += 1
-                continue
-            bound = self.bound(configuration, BoundLevel.OPERATORS)
-            heap.append((bound, order, BoundLevel.OPERATORS, configuration))
-        heapq.heapify(heap)
+        filled = False
         try:
-            self._drain(heap, outcome)
+            self._fill(heap, configurations, outcome, phase)
+            filled = True
+            self._drain(heap, outcome, phase)
         except KeyboardInterrupt:
             outcome.termination = "interrupted"
+            if not filled:
+                outcome.lower_bound = 0.0
         if heap:
             outcome.lower_bound = min(outcome.lower_bound, heap[0][0])
         outcome.pruned_time = len(heap)
         return outcome
 
-    def _drain(self, heap: list[_Entry], outcome: Outcome) -> None:
+    def first_plan(self, configurations: Sequence[Configuration]) -> Priced | None:
+        """A plan to fall back on, which may be far from the best."""
+        finder = FirstPlan(
+            price=self.result,
+            memory=self.memory_needed,
+            bound=lambda configuration: self.bound(configuration, BoundLevel.ROOFLINE),
+            memory_limit=self.problem.memory_limit,
+            deadline=self.problem.deadline,
+        )
+        try:
+            self.fallback = finder.find(configurations)
+        except KeyboardInterrupt:
+            self.fallback = finder.best
+            raise
+        return self.fallback
+
+    def _fill(
+        self,
+        heap: list[_Entry],
+        configurations: Iterable[Configuration],
+        outcome: Outcome,
+        phase: str,
+    ) -> None:
+        for order, configuration in enumerate(configurations):
+            outcome.enumerated += 1
+            if configuration.micro_batch_size not in self._sizes:
+                self._report(outcome, 0.0, phase)
+                if time.monotonic() > self.problem.deadline:
+                    outcome.termination, outcome.lower_bound = "time_limit", 0.0
+                    continue
+            if self.memory_needed(configuration) > self.problem.memory_limit:
+                outcome.pruned_memory += 1
+                continue
+            bound = self.bound(configuration, BoundLevel.ROOFLINE)
+            heap.append((bound, order, BoundLevel.ROOFLINE, configuration))
+        heapq.heapify(heap)
+
+    def _drain(self, heap: list[_Entry], outcome: Outcome, phase: str) -> None:
         while heap:
+            self._report(outcome, heap[0][0], phase)
             found = outcome.best.step_time if outcome.best else float("inf")
             if heap[0][0] >= found * (1 - 1e-9):
                 return
@@ -157,7 +205,6 @@ class Searcher:
             outcome.priced.append(result)
             if outcome.best is None or result.step_time < outcome.best.step_time:
                 outcome.best = result
-            self._report(outcome, bound)
 
     def result(self, configuration: Configuration) -> Priced | Overflow:
         """Price of a configuration at the fastest strategies that fit."""
@@ -168,7 +215,9 @@ class Searcher:
     def _price(self, configuration: Configuration) -> Priced | Overflow:
         """Price at the least memory weight that fits: the fastest strategies if they do."""
         fastest = self._price_at(configuration, ALPHAS[0])
-        if isinstance(fastest, Priced) or configuration.mesh.tp == 1:
+        if isinstance(fastest, Priced):
+            return self._with_fewer_parameters(configuration, fastest)
+        if configuration.mesh.tp == 1:
             return fastest
         best = self._price_at(configuration, ALPHAS[-1])
         if isinstance(best, Overflow):
@@ -176,7 +225,10 @@ class Searcher:
         low, high = 1, len(ALPHAS) - 1
         while low < high:
             middle = (low + high) // 2
-            result = self._price_at(configuration, ALPHAS[middle])
+            try:
+                result = self._price_at(configuration, ALPHAS[middle])
+            except SolverLimitError:
+                return best
             if isinstance(result, Priced):
                 high = middle
                 if result.step_time < best.step_time:
@@ -185,11 +237,37 @@ class Searcher:
                 low = middle + 1
         return best
 
-    def _price_at(self, configuration: Configuration, alpha: float) -> Priced | Overflow:
+    def _with_fewer_parameters(self, configuration: Configuration, fastest: Priced) -> Priced:
+        """The faster of a plan and of that for strategies which mind the end of the step.
+
+        Its strategies are best for a microbatch. Where they leave parameters whole that could
+        be sharded, the update and the sum of the gradients may cost more than that gains.
+        """
+        itemsize, mesh = self._itemsize(), configuration.mesh
+        once = parameter_time(configuration, itemsize, self.problem.cluster, adam=self.problem.adam)
+        size = self.size(configuration.micro_batch_size)
+        held = fastest.local_parameters(class_counts(self._graph(configuration)))
+        spare = held - size.numel / mesh.tp
+        if once * itemsize * spare / mesh.pp < _WORTHWHILE * fastest.step_time:
+            return fastest
+        try:
+            other = self._price_at(configuration, ALPHAS[0], once / configuration.microbatches)
+        except SolverLimitError:
+            return fastest
+        if isinstance(other, Priced) and other.step_time < fastest.step_time:
+            return other
+        return fastest
+
+    def _graph(self, configuration: Configuration) -> Graph:
+        return self.problem.graphs[configuration.micro_batch_size]
+
+    def _price_at(
+        self, configuration: Configuration, alpha: float, once: float = 0.0
+    ) -> Priced | Overflow:
         return price(
             self.problem.graphs[configuration.micro_batch_size],
             configuration,
-            self._point(configuration, alpha),
+            self._point(configuration, alpha, once),
             self.problem.cluster,
             adam=self.problem.adam,
             memory_limit=self.problem.memory_limit,
@@ -210,10 +288,18 @@ class Searcher:
             self._sizes[micro_batch_size] = model_size(self.problem.graphs[micro_batch_size])
         return self._sizes[micro_batch_size]
 
+    def roofline(self, micro_batch_size: int) -> Roofline:
+        """Least work of the model at that microbatch size."""
+        if micro_batch_size not in self._rooflines:
+            self._rooflines[micro_batch_size] = roofline(
+                self.problem.graphs[micro_batch_size], self.problem.cluster.accelerator
+            )
+        return self._rooflines[micro_batch_size]
+
     def _itemsize(self) -> int:
         return dtype_size(next(iter(self.problem.graphs.values())).dtype)
 
-    def _point(self, configuration: Configuration, alpha: float) -> ModelPoint:
+    def _point(self, configuration: Configuration, alpha: float, once: float = 0.0) -> ModelPoint:
         mesh = configuration.mesh
         microbatches = configuration.microbatches
         # A stage holds on average about half of the pipeline's microbatches in flight.
@@ -230,12 +316,16 @@ class Searcher:
             ),
             alpha=alpha,
             state_ratio=state / flight,
+            once=once,
         )
         return self.blocks.point(question, self.problem.deadline)
 
     def bound(self, configuration: Configuration, level: BoundLevel) -> float:
         """Seconds that the configuration's step takes at least."""
         size, tp = configuration.micro_batch_size, configuration.mesh.tp
+        if level is BoundLevel.ROOFLINE:
+            least = self.roofline(size).microbatch(tp, recompute=configuration.recompute)
+            return self._time_bound(configuration, least, least)
         operators = self.blocks.quick_bound(size, tp, recompute=configuration.recompute)
         program = operators
         if level is BoundLevel.PROGRAM:
@@ -245,6 +335,10 @@ class Searcher:
             kept = dataclasses.replace(configuration, recompute=False)
             again = operators - self.blocks.quick_bound(size, tp, recompute=False)
             program = self._point(kept, 0.0).microbatch_bound + again
+        return self._time_bound(configuration, operators, program)
+
+    def _time_bound(self, configuration: Configuration, operators: float, program: float) -> float:
+        size = configuration.micro_batch_size
         return time_bound(
             self.problem.graphs[size],
             self.size(size),
@@ -255,15 +349,16 @@ class Searcher:
             adam=self.problem.adam,
         )
 
-    def _report(self, outcome: Outcome, bound: float) -> None:
+    def _report(self, outcome: Outcome, bound: float, phase: str) -> None:
         now = time.monotonic()
         if self._progress is None or now - self._reported < _REPORT_PERIOD:
             return
         self._reported = now
-        assert outcome.best is not None
-        left = self.problem.deadline - now
+        found = [plan.step_time for plan in (outcome.best, self.fallback) if plan is not None]
+        best = f"best {min(found):.4g} s" if found else "no plan yet"
+        left = max(0.0, self.problem.deadline - now)
         self._progress(
-            f"search: best {outcome.best.step_time:.4g} s, bound {bound:.4g} s, "
+            f"{phase}: {best}, bound {bound:.4g} s, "
             f"{len(outcome.priced)} configurations priced, {left:.0f} s left"
         )
 

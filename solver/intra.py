@@ -16,20 +16,20 @@ from __future__ import annotations
 import time
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TypeVar
 
-from autoplan.costs.compute import local_bytes, local_extra
+from autoplan.costs.compute import OpTime, local_bytes, local_extra
 from autoplan.costs.resharding import Resharding, conversion_time
 from autoplan.costs.terms import op_term, required_states
 from autoplan.errors import AutoplanError, InfeasibleError, InternalError, SolverLimitError
 from autoplan.ir.graph import BlockClass, Op, Tensor, TensorKind
 from autoplan.ir.hardware import Cluster
+from autoplan.ir.memo import by_identity
 from autoplan.ir.mesh import Group
 from autoplan.ir.placement import Placement, Replicate, Shard
 from autoplan.ir.strategy import OpStrategy
-from autoplan.rules import strategies
 from autoplan.solver.lp import Handover, Termination
+from autoplan.solver.offers import offers
 from autoplan.solver.problem import Node, NodeHolder, Problem, Store, Use, UseHolder, Value
 from autoplan.solver.program import Assignment, solve_problem
 from autoplan.units import format_bytes
@@ -75,25 +75,24 @@ class _Prices:
     conversions: dict[tuple[str, Placement, Placement], Resharding | None]
 
 
-@lru_cache(maxsize=256)
+@by_identity(2048)
 def _prices(block: BlockClass, group: Group, cluster: Cluster) -> _Prices:
     """Prices that do not depend on the question asked."""
     return _Prices(
         tuple(
-            tuple(
-                _price(op, block, strategy, group, cluster)
-                for strategy in strategies(op, block, group.ranks)
+            tuple(_price(op, block, strategy, time, group, cluster) for strategy, time in offered)
+            for op, offered in zip(
+                block.ops, offers(block, group.ranks, cluster.accelerator), strict=True
             )
-            for op in block.ops
         ),
         {},
     )
 
 
 def _price(
-    op: Op, block: BlockClass, strategy: OpStrategy, group: Group, cluster: Cluster
+    op: Op, block: BlockClass, strategy: OpStrategy, time: OpTime, group: Group, cluster: Cluster
 ) -> _Choice:
-    term = op_term(op, block, strategy, group, cluster)
+    term = op_term(op, block, strategy, group, cluster, time=time)
     return _Choice(
         strategy=strategy,
         states=required_states(op, block, strategy),

@@ -34,7 +34,7 @@ from autoplan.solver.blocks import ModelPoint
 from autoplan.solver.inter import ChainItem, StageCut, cut_stages
 from autoplan.solver.space import Configuration
 
-__all__ = ["Overflow", "Priced", "StageOutcome", "price"]
+__all__ = ["Overflow", "Priced", "StageOutcome", "parameter_time", "price"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +63,14 @@ class Priced:
     def peak_memory(self) -> int:
         """Bytes on the fullest rank."""
         return max(stage.memory.peak for stage in self.stages)
+
+    def local_parameters(self, counts: Sequence[int]) -> int:
+        """Elements of parameters that a rank of each stage holds, all stages together."""
+        return sum(
+            count * elements
+            for count, cost in zip(counts, self.point.costs, strict=True)
+            for _, elements, _ in cost.parameters
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +136,35 @@ def price(
         for first, last in cut.ranges
     ]
     return _finish(graph, configuration, point, cluster, cut, times, memories, sends, adam)
+
+
+def parameter_time(
+    configuration: Configuration, itemsize: int, cluster: Cluster, *, adam: bool
+) -> float:
+    """Seconds a step for a byte of local parameters: its update, and data parallelism's part.
+
+    The latter as if nothing hid it, so this is the most that a byte may cost.
+    """
+    elements = 2**28
+    moved = optimizer_bytes(
+        elements,
+        zero=configuration.zero,
+        dp_shard=configuration.mesh.dp_shard,
+        itemsize=itemsize,
+        adam=adam,
+    )
+    times = data_parallel_times(
+        numel=elements,
+        trainable=elements,
+        itemsize=itemsize,
+        zero=configuration.zero,
+        mesh=configuration.mesh,
+        cluster=cluster,
+    )
+    sums = times.reduce + times.publish + times.gather
+    if configuration.zero >= 2 and not configuration.pipelined:
+        sums *= configuration.microbatches
+    return (memory_time(moved, cluster.accelerator) + sums) / (elements * itemsize)
 
 
 def shared_costs(graph: Graph, cluster: Cluster) -> tuple[float, int]:

@@ -85,7 +85,9 @@ def solve(
         deadline=started + time_limit * (1 - _BASELINE_SHARE),
     )
     searcher = Searcher(problem, progress)
-    outcome = searcher.run(space)
+    if progress is not None:
+        progress("first plan: configurations without a model axis")
+    outcome = _search(searcher, space)
     baselines = _baselines(searcher, fixed, started + time_limit, progress)
     _adopt_better_baseline(outcome, baselines, fixed)
     if outcome.best is None:
@@ -97,6 +99,23 @@ def solve(
     return assemble(
         captured.record(), workload, cluster, fixed, outcome, baselines, searcher, limit
     )
+
+
+def _search(searcher: Searcher, space: list[Configuration]) -> Outcome:
+    """Best of the space; when stopped, no worse than the plan found first."""
+    try:
+        first = searcher.first_plan(space)
+    except KeyboardInterrupt:
+        outcome = Outcome(termination="interrupted", lower_bound=0.0, enumerated=len(space))
+        first = searcher.fallback
+    else:
+        outcome = searcher.run(space)
+    if first is not None and outcome.termination != "optimal":
+        if outcome.best is None or first.step_time < outcome.best.step_time:
+            outcome.best = first
+        if first not in outcome.priced:
+            outcome.priced.append(first)
+    return outcome
 
 
 def _memory_limit(cluster: Cluster, asked: int | None) -> int:
@@ -134,7 +153,7 @@ def _baselines(
         if not subset:
             found.append(Baseline(name, None, "not legal on this cluster and batch"))
             continue
-        outcome = searcher.run(subset)
+        outcome = searcher.run(subset, phase=f"baseline {name}")
         found.append(Baseline(name, outcome.best, _reason(searcher, outcome, subset)))
     return found
 

@@ -27,6 +27,7 @@ from autoplan.capture.depth import (
 from autoplan.capture.export import export_trace
 from autoplan.capture.fold import fold
 from autoplan.capture.masks import recognise_masks
+from autoplan.capture.numbers import settled
 from autoplan.capture.saved import KNOWN_SAVED
 from autoplan.capture.source import ModelSource, disable_dropout
 from autoplan.capture.trace import Trace, simplify
@@ -57,6 +58,7 @@ class Captured:
     _built: BuiltModule = field(repr=False)
     _stacks: tuple[Stack, ...] = field(repr=False)
     _depth: Depth = field(repr=False)
+    _witness: Witness | None = field(repr=False)
     _graphs: dict[int, Graph] = field(repr=False)
 
     def at(self, micro_batch_size: int) -> Graph:
@@ -71,7 +73,7 @@ class Captured:
             except NotAffineError:
                 graph = _graph_at(
                     self.source, self._built, self._stacks, micro_batch_size, self.seq_len,
-                    self.dtype, self._depth,
+                    self.dtype, self._depth, self._witness,
                 )  # fmt: skip
             self._graphs[micro_batch_size] = graph
         return graph
@@ -122,13 +124,16 @@ def capture(
     stacks = find_stacks(built.module, keep=_DEPTHS[0].repeats) if reduce_depth else ()
     depth = _WHOLE
     graphs: dict[int, Graph] = {}
+    witness: Witness | None = None
     if stacks:
-        stacks, depth, graphs = _shortened_graphs(source, built, stacks, seq_len, dtype, say)
+        stacks, depth, witness, graphs = _shortened_graphs(
+            source, built, stacks, seq_len, dtype, say
+        )
     if not graphs:
-        graphs = _two_graphs(source, built, (), seq_len, dtype, depth, say)
+        graphs = _two_graphs(source, built, (), seq_len, dtype, depth, None, say)
     return Captured(
         source=source, seq_len=seq_len, dtype=dtype, _built=built, _stacks=stacks, _depth=depth,
-        _graphs=graphs,
+        _witness=witness, _graphs=graphs,
     )  # fmt: skip
 
 
@@ -139,8 +144,10 @@ def _shortened_graphs(
     seq_len: int,
     dtype: str,
     say: Progress,
-) -> tuple[tuple[Stack, ...], Depth, dict[int, Graph]]:
-    """Graphs from short stacks, without the stacks that turn out not to stand for the whole.
+) -> tuple[tuple[Stack, ...], Depth, Witness | None, dict[int, Graph]]:
+    """Graphs from short stacks, without those that turn out not to stand for the whole.
+
+    With the stacks, their depth and what is known of the whole model.
 
     No graphs if the whole must be traced: it may well be captured, and if not, its own
     error is the one to show.
@@ -151,13 +158,13 @@ def _shortened_graphs(
         with source.tracing():
             witness = Witness(built.module, batch, stacks)
     except DepthError:
-        return (), _WHOLE, {}
+        return (), _WHOLE, None, {}
     while stacks:
         depth = _DEPTHS[attempt]
         try:
             with source.tracing():
                 witness.check(stacks, depth)
-            graphs = _two_graphs(source, built, stacks, seq_len, dtype, depth, say)
+            graphs = _two_graphs(source, built, stacks, seq_len, dtype, depth, witness, say)
         except CaptureError:
             break
         except DepthError as error:
@@ -168,8 +175,8 @@ def _shortened_graphs(
             else:
                 break
         else:
-            return stacks, depth, graphs
-    return (), _WHOLE, {}
+            return stacks, depth, witness, graphs
+    return (), _WHOLE, None, {}
 
 
 def _two_graphs(
@@ -179,6 +186,7 @@ def _two_graphs(
     seq_len: int,
     dtype: str,
     depth: Depth,
+    witness: Witness | None,
     say: Progress,
 ) -> dict[int, Graph]:
     graphs = {}
@@ -187,7 +195,7 @@ def _two_graphs(
         kept = sum(len(stack.kept(depth.repeats)) for stack in stacks)
         some = f", {kept} of {layers} layers" if stacks else ""
         say(f"tracing {source.name} at microbatch size {size}{some}")
-        graphs[size] = _graph_at(source, built, stacks, size, seq_len, dtype, depth)
+        graphs[size] = _graph_at(source, built, stacks, size, seq_len, dtype, depth, witness)
     return graphs
 
 
@@ -199,6 +207,7 @@ def _graph_at(
     seq_len: int,
     dtype: str,
     depth: Depth,
+    witness: Witness | None,
 ) -> Graph:
     batch = source.batch(size, seq_len, seed=0, device="meta")
     _check_batch(batch, size, source.name)
@@ -208,13 +217,16 @@ def _graph_at(
         trace = simplify(recognise_masks(trace, built.buffers))
         segments = cut_into_segments(trace, module)
     chain = fold(trace, segments)
-    instances = tuple(replicate(chain.instances, stacks, depth))
+    classes, instances = settled(
+        chain.classes, replicate(chain.instances, stacks, depth, witness.log if witness else ())
+    )
     bound = {fqn for instance in instances for fqn in instance.parameters}
     known = dict(module.named_parameters())
     unused = [fqn for fqn in known if fqn not in bound]
-    if stacks and (unused or bound - known.keys()):
+    foreseen = not unused or (witness is not None and witness.unused == {*unused})
+    if stacks and (not foreseen or bound - known.keys()):
         raise DepthError("the shortened model does not use the parameters of the whole")
-    notes = [*built.notes, *_notes(trace, chain.classes, unused)]
+    notes = [*built.notes, *_notes(trace, classes, unused)]
     graph = Graph(
         name=source.name,
         dtype=dtype,
@@ -222,8 +234,8 @@ def _graph_at(
         inputs=tuple(t for t in chain.shared_tensors if t.kind is TensorKind.INPUT),
         shared_ops=tuple(chain.shared_ops),
         shared_tensors=tuple(chain.shared_tensors),
-        classes=tuple(chain.classes),
-        instances=instances,
+        classes=tuple(classes),
+        instances=tuple(instances),
         parameters=_parameters(built),
         buffers=_buffers(built, trace, {f for i in instances for f in i.buffers}, bool(stacks)),
         notes=tuple(dict.fromkeys(notes)),

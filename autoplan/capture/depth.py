@@ -10,15 +10,17 @@ that the short model stands for the whole.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from types import FunctionType
 from typing import Any
 
 from torch import nn
 
-from autoplan.ir.graph import BlockInstance
+from autoplan.capture.numbers import Followed
+from autoplan.ir.graph import BlockInstance, is_bindable
 
 __all__ = [
     "Depth",
@@ -107,19 +109,33 @@ def find_stacks(module: nn.Module, *, keep: int) -> tuple[Stack, ...]:
         settings = [values for _, _, values in _settings(modules, paths, length)]
         tables = [values for values in settings if not isinstance(values, int)]
         structures = [[_structure(i, tied) for i in modules[path].children()] for path in paths]
-        seen: dict[Any, int] = {}
-        kinds = [
-            seen.setdefault((items, values), len(seen))
-            for items, values in zip(
+        items = [
+            *zip(
                 zip(*structures, strict=True),
                 zip(*tables, strict=True) if tables else [()] * length,
                 strict=True,
             )
         ]
+        kinds = _numbered(items)
+        if 2 * len(set(kinds)) > length:
+            # Hardly two are equal: they may be so but for a rate or a scale.
+            kinds = _numbered(map(_without_numbers, items))
         runs = tuple(run for run in find_runs(kinds, keep=keep) if run.repeats > keep)
         if runs:
             found.append(Stack(tuple(paths), length, runs))
     return tuple(found)
+
+
+def _numbered(items: Iterable[Any]) -> list[int]:
+    seen: dict[Any, int] = {}
+    return [seen.setdefault(item, len(seen)) for item in items]
+
+
+def _without_numbers(item: Any) -> Any:
+    """The item with one name for all floats that blocks may bind."""
+    if isinstance(item, tuple):
+        return tuple(map(_without_numbers, item))
+    return "a number" if is_bindable(item) else item
 
 
 def find_runs(kinds: list[int], *, keep: int) -> tuple[Run, ...]:
@@ -179,12 +195,19 @@ def shortened(module: nn.Module, stacks: tuple[Stack, ...], *, keep: int) -> Ite
 
 
 def replicate(
-    instances: list[BlockInstance], stacks: tuple[Stack, ...], depth: Depth
+    instances: list[BlockInstance],
+    stacks: tuple[Stack, ...],
+    depth: Depth,
+    whole: Sequence[BlockInstance] = (),
 ) -> list[BlockInstance]:
-    """Instances of the whole stacks, from those of the repeats kept."""
+    """Instances of the whole stacks, from those of the repeats kept.
+
+    Those left out get their numbers from ``whole``, the log of the whole model; without one
+    they have none.
+    """
     for stack in stacks:
         for run in stack.runs:
-            instances = _replicate_run(instances, stack, run, depth)
+            instances = _replicate_run(instances, stack, run, depth, whole)
     return [
         replace(instance, name=f"{number[1]}_{index}")
         if (number := _NUMBERED.fullmatch(instance.name))
@@ -194,7 +217,11 @@ def replicate(
 
 
 def _replicate_run(
-    instances: list[BlockInstance], stack: Stack, run: Run, depth: Depth
+    instances: list[BlockInstance],
+    stack: Stack,
+    run: Run,
+    depth: Depth,
+    log: Sequence[BlockInstance],
 ) -> list[BlockInstance]:
     kept = run.kept(depth.repeats)
     groups, start, end = _groups(instances, stack, run, kept)
@@ -205,38 +232,83 @@ def _replicate_run(
     for repeat, group in samples.items():
         moved = [_moved(instance, stack, run, source, repeat) for instance in sample]
         # What ends at a block is a matter of those after it.
-        if [_anonymous(replace(instance, unused=())) for instance in group] != moved:
+        plain = [_anonymous(replace(instance, unused=(), numbers=())) for instance in group]
+        if plain != moved:
             raise DepthError(f"{stack.paths[0]}: repeats {source} and {repeat} differ", stack)
     whole: list[BlockInstance] = []
     given = dict(zip(kept, groups, strict=True))
+    followed = _followed(samples, stack, run, log) if log else None
     for repeat in range(run.repeats):
         if repeat in given:
             whole += given[repeat]
         else:
-            whole += [_moved(instance, stack, run, source, repeat) for instance in sample]
+            group = [_moved(instance, stack, run, source, repeat) for instance in sample]
+            if followed is not None:
+                numbers = followed.at(repeat)
+                if numbers is None:
+                    raise DepthError(f"{stack.paths[0]}: numbers of item {repeat} unclear", stack)
+                left = iter(numbers)
+                group = [
+                    replace(instance, numbers=tuple(islice(left, len(bound.numbers))))
+                    for instance, bound in zip(group, sample, strict=True)
+                ]
+            whole += group
     return [*instances[:start], *whole, *instances[end:]]
 
 
+def _followed(
+    samples: Mapping[int, list[BlockInstance]],
+    stack: Stack,
+    run: Run,
+    log: Sequence[BlockInstance],
+) -> Followed | None:
+    """Where the numbers of the repeats left out are; None if the blocks have no numbers."""
+    if not any(instance.numbers for group in samples.values() for instance in group):
+        return None
+    logged, _, _ = _groups(log, stack, run, range(run.repeats))
+    return Followed(
+        known={repeat: _numbers(group) for repeat, group in samples.items()},
+        logged=dict(enumerate(map(_numbers, logged))),
+    )
+
+
+def _numbers(group: Iterable[BlockInstance]) -> list[float]:
+    return [number for instance in group for number in instance.numbers]
+
+
 def _groups(
-    instances: list[BlockInstance], stack: Stack, run: Run, kept: tuple[int, ...]
+    instances: Sequence[BlockInstance], stack: Stack, run: Run, kept: Sequence[int]
 ) -> tuple[list[list[BlockInstance]], int, int]:
     """Consecutive instances of each repeat kept, and where the first begins and the last ends."""
     repeats = {position: repeat for repeat in kept for position in run.items(repeat)}
     found: dict[int, list[int]] = {repeat: [] for repeat in kept}
-    for index, instance in enumerate(instances):
+    prefixes = tuple(f"{path}." for path in stack.paths)
+    named = [k for k, instance in enumerate(instances) if instance.name.startswith(prefixes)]
+    # A head may use a parameter of an item: it is no part of the stack.
+    inside = range(named[0], named[-1] + 1) if named else range(len(instances))
+    for index in inside:
+        instance = instances[index]
         owners = {repeats[p] for p in _positions(instance, stack) if p in repeats}
         if len(owners) > 1:
             raise DepthError(f"{stack.paths[0]}: block {instance.name} spans items", stack)
         for repeat in owners:
             found[repeat].append(index)
-    if not all(found.values()):
+    present = [indices for indices in found.values() if indices]
+    # The loss may not use the last item, but then it is none of those that stand for others.
+    is_last_unused = len(present) == len(found) - 1 >= 2 and not found[kept[-1]]
+    if len(present) < len(found) and not is_last_unused:
         raise DepthError(f"{stack.paths[0]}: an item forms no block", stack)
-    starts = [indices[0] for indices in found.values()]
-    stops = [*starts[1:], found[kept[-1]][-1] + 1]
-    for start, stop, indices in zip(starts, stops, found.values(), strict=True):
+    starts = [indices[0] for indices in present]
+    stops = [*starts[1:], present[-1][-1] + 1]
+    for start, stop, indices in zip(starts, stops, present, strict=True):
         if not all(start <= index < stop for index in indices):
             raise DepthError(f"{stack.paths[0]}: its items do not follow each other", stack)
-    groups = [instances[start:stop] for start, stop in zip(starts, stops, strict=True)]
+    groups = [list(instances[start:stop]) for start, stop in zip(starts, stops, strict=True)]
+    if is_last_unused:
+        # That it is unused is proved by its parameters.
+        if len(groups[0]) != len(groups[-1]) or not any(i.parameters for i in groups[-1]):
+            raise DepthError(f"{stack.paths[0]}: its end is unlike its other items", stack)
+        groups.append([])
     return groups, starts[0], stops[-1]
 
 
@@ -279,6 +351,7 @@ def _moved(
             name=move(instance.name),
             parameters=tuple(map(move, instance.parameters)),
             buffers=tuple(map(move, instance.buffers)),
+            numbers=(),
         )
     )
 
@@ -384,6 +457,8 @@ def _structure(module: nn.Module, tied: Mapping[int, str]) -> tuple[Any, ...]:
 
 def _printed(value: Any) -> Any:
     """A setting of a module in a form that can be compared; other objects by their type."""
+    if is_bindable(value):
+        return value
     if isinstance(value, bool | int | float | str | None):
         return repr(value)
     if type(value) in (list, tuple):

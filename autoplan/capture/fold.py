@@ -9,9 +9,20 @@ from dataclasses import dataclass, field, replace
 
 from autoplan.capture.blocks import Segment
 from autoplan.capture.flop import op_flop
+from autoplan.capture.numbers import binds_numbers
 from autoplan.capture.saved import op_saved
 from autoplan.capture.trace import Trace, TracedOp
-from autoplan.ir.graph import Arg, BlockClass, BlockInstance, Op, Ref, Tensor, TensorKind
+from autoplan.ir.graph import (
+    Arg,
+    BlockClass,
+    BlockInstance,
+    Bound,
+    Op,
+    Ref,
+    Tensor,
+    TensorKind,
+    is_bindable,
+)
 
 __all__ = ["Chain", "fold", "unique_shared_names"]
 
@@ -58,7 +69,10 @@ def unique_shared_names(trace: Trace) -> dict[str, str]:
 
 
 def fold(trace: Trace, segments: list[Segment]) -> Chain:
-    """Chain of blocks in which equal segments share a class."""
+    """Chain of blocks in which equal segments share a class.
+
+    Numbers that may differ are bound in every block; `numbers.settled` puts equal ones back.
+    """
     shared = unique_shared_names(trace)
     chain = Chain(
         shared_ops=[
@@ -69,11 +83,11 @@ def fold(trace: Trace, segments: list[Segment]) -> Chain:
     seen: dict[BlockClass, int] = {}
     class_names = _Names()
     for segment in segments:
-        block, parameters, buffers = _block(segment, trace, shared)
+        block, parameters, buffers, numbers = _block(segment, trace, shared)
         unused: tuple[int, ...] = ()
         if block not in seen and chain.instances:
             longer, unused = _passing(segment, chain.classes[chain.instances[-1].block_class])
-            alike, _, _ = _block(longer, trace, shared)
+            alike, *_ = _block(longer, trace, shared)
             block, unused = (alike, unused) if alike in seen else (block, ())
         if block not in seen:
             seen[block] = len(chain.classes)
@@ -85,6 +99,7 @@ def fold(trace: Trace, segments: list[Segment]) -> Chain:
                 parameters=parameters,
                 buffers=buffers,
                 unused=unused,
+                numbers=numbers,
             )
         )
     return chain
@@ -116,8 +131,8 @@ def _shared_ops(trace: Trace) -> list[TracedOp]:
 
 def _block(
     segment: Segment, trace: Trace, shared: Mapping[str, str]
-) -> tuple[BlockClass, tuple[str, ...], tuple[str, ...]]:
-    """Class of a segment under an empty name, and the FQNs that its names stand for."""
+) -> tuple[BlockClass, tuple[str, ...], tuple[str, ...], tuple[float, ...]]:
+    """Class of a segment under an empty name, and the FQNs and numbers that it binds."""
     read = dict.fromkeys(name for op in segment.ops for name in op.inputs)
     used = {name: shared[name] for name in read if name in shared}
     used |= {name: shared[name] for name in segment.outputs if name in shared}
@@ -135,10 +150,11 @@ def _block(
         _name_outputs(op, segment.local(op.module_path), names, local)
     everything = {**used, **local}
     boundary = set(segment.inputs)
+    numbers: list[float] = []
     block = BlockClass(
         name="",
         ops=tuple(
-            _local_op(op, everything, trace, segment.local(op.module_path), source)
+            _local_op(op, everything, trace, segment.local(op.module_path), source, numbers)
             for op, source in zip(
                 segment.ops, segment.sources or [op.source for op in segment.ops], strict=True
             )
@@ -154,7 +170,7 @@ def _block(
         shared=tuple(used.values()),
     )
     fqns = {kind: tuple(trace.tensors[name].fqn for name in bound[kind]) for kind in bound}
-    return block, fqns[TensorKind.PARAMETER], fqns[TensorKind.BUFFER]
+    return block, fqns[TensorKind.PARAMETER], fqns[TensorKind.BUFFER], tuple(numbers)
 
 
 def _name_outputs(op: TracedOp, path: str, names: _Names, local: dict[str, str]) -> None:
@@ -170,8 +186,15 @@ def _name_outputs(op: TracedOp, path: str, names: _Names, local: dict[str, str])
 
 
 def _local_op(
-    op: TracedOp, local: Mapping[str, str], trace: Trace, module_path: str, source: str
+    op: TracedOp,
+    local: Mapping[str, str],
+    trace: Trace,
+    module_path: str,
+    source: str,
+    numbers: list[float] | None = None,
 ) -> Op:
+    """The operator with local names; numbers that may be bound are, and go into ``numbers``."""
+    bound = numbers if binds_numbers(op.packet) else None
     flop, flop_backward = op_flop(op, trace.tensors)
     saved, extra = op_saved(op, trace.tensors)
     outputs = tuple(local[name] for name in op.outputs)
@@ -179,8 +202,8 @@ def _local_op(
     return Op(
         name=name,
         target=op.target,
-        args=tuple(_local_arg(arg, local) for arg in op.args),
-        kwargs=tuple((key, _local_arg(arg, local)) for key, arg in op.kwargs),
+        args=tuple(_local_arg(arg, local, bound) for arg in op.args),
+        kwargs=tuple((key, _local_arg(arg, local, bound)) for key, arg in op.kwargs),
         outputs=outputs,
         module_path=module_path,
         source=source,
@@ -192,7 +215,10 @@ def _local_op(
     )
 
 
-def _local_arg(arg: Arg, local: Mapping[str, str]) -> Arg:
+def _local_arg(arg: Arg, local: Mapping[str, str], numbers: list[float] | None = None) -> Arg:
+    if numbers is not None and isinstance(arg, float) and is_bindable(arg):
+        numbers.append(arg)
+        return Bound(len(numbers) - 1)
     if isinstance(arg, Ref):
         return Ref(local[arg.name])
     if isinstance(arg, tuple):

@@ -103,13 +103,18 @@ def torch_dtype(dtype: str | torch.dtype) -> torch.dtype:
     return found
 
 
-def disable_dropout(module: nn.Module) -> nn.Module:
-    """The same module with every dropout probability set to 0."""
+def disable_dropout(module: nn.Module, *, paths: bool = True) -> nn.Module:
+    """The same module with every dropout probability set to 0.
+
+    Without ``paths`` all but the rates at which whole samples skip a layer.
+    """
     owners: list[object] = list(module.modules())
     configs = [getattr(owner, "config", None) for owner in owners]
     for owner in owners + [config for config in configs if hasattr(config, "__dict__")]:
         is_dropout = isinstance(owner, nn.modules.dropout._DropoutNd)
         for key, value in list(vars(owner).items()):
+            if not paths and key.startswith(("drop_path", "drop_prob")):
+                continue
             if isinstance(value, float) and ("drop" in key or (is_dropout and key == "p")):
                 setattr(owner, key, 0.0)
     return module

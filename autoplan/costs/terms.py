@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autoplan.costs.collectives import collective_time
-from autoplan.costs.compute import memory_time, op_time
+from autoplan.costs.compute import OpTime, memory_time, op_time
 from autoplan.costs.resharding import Resharding, conversion_time
 from autoplan.errors import InternalError
 from autoplan.ir.graph import BlockClass, Op, TensorKind
@@ -60,10 +60,17 @@ class BlockTerms:
 
 
 def op_term(
-    op: Op, block: BlockClass, strategy: OpStrategy, group: Group, cluster: Cluster
+    op: Op,
+    block: BlockClass,
+    strategy: OpStrategy,
+    group: Group,
+    cluster: Cluster,
+    *,
+    time: OpTime | None = None,
 ) -> OpTerm:
-    """Seconds of an operator under a strategy."""
-    time = op_time(op, block, strategy, group.ranks, cluster.accelerator)
+    """Seconds of an operator under a strategy; ``time`` is that of `op_time` where it is known."""
+    if time is None:
+        time = op_time(op, block, strategy, group.ranks, cluster.accelerator)
     inner = {False: 0.0, True: 0.0}
     for collective in strategy.inner:
         inner[collective.backward] += collective_time(

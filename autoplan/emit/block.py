@@ -112,12 +112,7 @@ def block_class_lines(source: BlockText) -> list[str]:
     attributes = [string(name.removeprefix("self.")) for name in held]
     lines += tuple_lines("held", attributes, 4)
     lines += tuple_lines("shared", [string(identifier(name)) for name in block.shared], 4)
-    lines += [
-        "",
-        "    def __init__(self, tp: rt.Axis, parameters: Parameters, buffers: Buffers) -> None:",
-        "        super().__init__()",
-        "        self.tp = tp",
-    ]
+    lines += ["", *_constructor(block.number_count)]
     if held:
         lines += ["        (", *(f"            {name}," for name in held), "        ) = parameters"]
     for index, name in enumerate(block.buffers):
@@ -127,10 +122,22 @@ def block_class_lines(source: BlockText) -> list[str]:
         )
     lines.append("")
     typed = [f"{name}: Tensor" for name in arguments]
-    lines += _signature(typed)
+    lines += _signature("forward", typed, "tuple[Tensor, ...]")
     for name, placement in zip(block.inputs, source.boundary_in, strict=True):
         lines.append(f"        # {names[name]}: {writer.note(block.tensor(name), placement)}")
     return [*lines, *writer.lines]
+
+
+def _constructor(numbers: int) -> list[str]:
+    names = [f"number_{index}" for index in range(numbers)]
+    typed = ["tp: rt.Axis", "parameters: Parameters", "buffers: Buffers"]
+    typed += [f"{name}: float" for name in names]
+    return [
+        *_signature("__init__", typed, "None"),
+        "        super().__init__()",
+        "        self.tp = tp",
+        *(f"        self.{name} = {name}" for name in names),
+    ]
 
 
 def _title(source: BlockText) -> str:
@@ -144,7 +151,7 @@ def _names(block: BlockClass) -> tuple[dict[str, str], set[str]]:
     """Expressions of a block's tensors, distinct, and the variables they take."""
     held = {*block.parameters, *block.buffers}
     names: dict[str, str] = {}
-    used: set[str] = set()
+    used = {f"number_{index}" for index in range(block.number_count)}
     for tensor in block.tensors:
         variable = identifier(tensor.name)
         while variable in used:
@@ -164,17 +171,15 @@ def tuple_lines(head: str, items: list[str], indent: int) -> list[str]:
     return [f"{space}{head} = (", *(f"{space}    {item}," for item in items), f"{space})"]
 
 
-def _signature(arguments: list[str]) -> list[str]:
-    line = f"    def forward(self, {', '.join(arguments)}) -> tuple[Tensor, ...]:"
-    if not arguments:
-        line = "    def forward(self) -> tuple[Tensor, ...]:"
+def _signature(name: str, arguments: list[str], result: str) -> list[str]:
+    line = f"    def {name}({', '.join(['self', *arguments])}) -> {result}:"
     if len(line) <= LINE_LENGTH:
         return [line]
     return [
-        "    def forward(",
+        f"    def {name}(",
         "        self,",
         *(f"        {argument}," for argument in arguments),
-        "    ) -> tuple[Tensor, ...]:",
+        f"    ) -> {result}:",
     ]
 
 

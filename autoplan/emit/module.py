@@ -12,6 +12,7 @@ from autoplan.emit.text import (
     fqn_text,
     identifier,
     import_line,
+    number_text,
     string,
 )
 from autoplan.errors import InputError
@@ -40,7 +41,7 @@ def model_text(plan: Plan) -> str:
         lines += ["", "", *_shared_function(graph, number, kind, on)]
     lines += ["", "", *_stage_table(graph, stages)]
     lines += tuple_lines("SHARED", [f"shared_{kinds.index(need)}" for need in needs], 0)
-    lines += ["", "", *_stage_class(plan, has_unused=bool(_unused(stages)))]
+    lines += ["", "", *_stage_class(plan, stages)]
     return "\n".join(lines) + "\n"
 
 
@@ -277,6 +278,14 @@ def _stage_table(graph: Graph, stages: list[tuple[BlockInstance, ...]]) -> list[
         lines += ["# Outputs that no later block reads, by stage and block.", "UNUSED = {"]
         lines += [f"    {place}: {positions}," for place, positions in unused.items()]
         lines.append("}")
+    numbers = _numbers(stages)
+    if numbers:
+        lines += ["# Numbers that blocks of a class differ in, by stage and block.", "NUMBERS = {"]
+        for place, values in numbers.items():
+            line = f"    {place}: ({', '.join(values)}{',' if len(values) == 1 else ''}),"
+            broken = [f"    {place}: (", *(f"        {value}," for value in values), "    ),"]
+            lines += [line] if len(line) <= LINE_LENGTH else broken
+        lines.append("}")
     shared = [fqn_text(fqn) for fqn in _shared_buffers(graph)]
     return [*lines, *tuple_lines("SHARED_BUFFERS", shared, 0)]
 
@@ -292,18 +301,40 @@ def _unused(
     }
 
 
-def _stage_class(plan: Plan, *, has_unused: bool) -> list[str]:
+def _numbers(stages: list[tuple[BlockInstance, ...]]) -> dict[tuple[int, int], list[str]]:
+    return {
+        (stage, number): [number_text(float(value)) for value in instance.numbers]
+        for stage, instances in enumerate(stages)
+        for number, instance in enumerate(instances)
+        if instance.numbers
+    }
+
+
+def _stage_class(plan: Plan, stages: list[tuple[BlockInstance, ...]]) -> list[str]:
     run = "rt.checkpoint(block, *tensors, *extra)"
     if plan.recompute == "none":
         run = "block(*tensors, *extra)"
     text = _STAGE.replace("RUN_BLOCK", run)
-    if has_unused:
+    if _numbers(stages):
+        text = text.replace(_BUILD, _BUILD_NUMBERED).replace(_MAKE, _MAKE_NUMBERED)
+    if _unused(stages):
         text = text.replace(_WALK, _WALK_NUMBERED).replace(f"{run}\n", f"{run}\n{_LEAVE_OUT}")
     return text.split("\n")
 
 
 _WALK = "for block in self.blocks:\n            extra"
 _WALK_NUMBERED = "for number, block in enumerate(self.blocks):\n            extra"
+
+_BUILD = "for block_class, names, buffers in STAGES[index]:"
+_BUILD_NUMBERED = "for number, (block_class, names, buffers) in enumerate(STAGES[index]):"
+_MAKE = """\
+            self.blocks.append(block_class(tp, [parameters[fqn] for fqn in names], values))
+"""
+_MAKE_NUMBERED = """\
+            held = [parameters[fqn] for fqn in names]
+            numbers = NUMBERS.get((index, number), ())
+            self.blocks.append(block_class(tp, held, values, *numbers))
+"""
 
 _LEAVE_OUT = """\
             unused = UNUSED.get((self.index, number), ())

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 
 from autoplan.errors import InputError
-from autoplan.ir.graph import Arg, Const, Ref
+from autoplan.ir.graph import Arg, Bound, Const, Ref
 from autoplan.ir.placement import Partial, Placement, Replicate, Shard
 from autoplan.rules import library_of
 
@@ -28,6 +28,7 @@ __all__ = [
     "import_line",
     "keyword_text",
     "literal",
+    "number_text",
     "operator_call",
     "runtime_call",
     "state_suffix",
@@ -226,6 +227,11 @@ def keyword_text(name: str) -> str:
     return name
 
 
+def number_text(value: float) -> str:
+    """Literal of a float."""
+    return repr(value) if math.isfinite(value) else f'float("{value}")'
+
+
 def literal(arg: Arg, tensors: Iterator[str], device: str) -> str:
     """Expression of an argument; each tensor in it takes the next of ``tensors``."""
     match arg:
@@ -233,12 +239,14 @@ def literal(arg: Arg, tensors: Iterator[str], device: str) -> str:
             return next(tensors)
         case Const():
             return _constant(arg, device)
+        case Bound(index):
+            return f"self.number_{int(index)}"
         case None | bool():
             return repr(arg)
         case int():
             return str(arg)
         case float():
-            return repr(arg) if math.isfinite(arg) else f'float("{arg}")'
+            return number_text(arg)
         case str():
             return string(arg)
         case tuple():

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autoplan.ir.graph import Arg, BlockClass, Op, Ref
+from autoplan.ir.graph import Arg, BlockClass, Bound, Op, Ref
 
 __all__ = ["ATTENTION_TARGET", "AttentionRegion", "attention_argument", "attention_regions"]
 
@@ -39,6 +39,7 @@ class AttentionRegion:
     ``none``, ``causal``, ``sliding``, ``local``, ``chunked``, ``block``, ``prefix``, ``bias``
     (numbers are added) or ``explicit``; ``window`` is its number (0: it has none). A mask
     in attention that is written out isn't looked into: it is ``explicit`` if there is one.
+    ``dropout`` is NaN where each block has its own.
     """
 
     op: str
@@ -113,9 +114,15 @@ def _fused(op: Op, block: BlockClass, makers: dict[str, Op]) -> AttentionRegion:
         value_dim=value[-1],
         mask=kind,
         window=window,
-        dropout=float(dropout) if isinstance(dropout, int | float) else 0.0,
+        dropout=_probability(dropout),
         causal=kind in {"causal", "sliding", "chunked"},
     )
+
+
+def _probability(dropout: Arg) -> float:
+    if isinstance(dropout, Bound):
+        return math.nan
+    return float(dropout) if isinstance(dropout, int | float) else 0.0
 
 
 def _kind(op: Op) -> tuple[str, int]:
@@ -165,7 +172,7 @@ def _written_out(
         value_dim=value[-1],
         mask="explicit" if masked else "none",
         window=0,
-        dropout=float(dropout) if isinstance(dropout, int | float) else 0.0,
+        dropout=_probability(dropout),
         causal=False,
     )
 

@@ -17,6 +17,7 @@ __all__ = [
     "Arg",
     "BlockClass",
     "BlockInstance",
+    "Bound",
     "Buffer",
     "Const",
     "Graph",
@@ -27,6 +28,8 @@ __all__ = [
     "Tensor",
     "TensorKind",
     "dtype_size",
+    "is_bindable",
+    "numbers_read",
     "tensor_refs",
 ]
 
@@ -92,7 +95,26 @@ class Const:
     name: str
 
 
-Arg = Ref | Const | None | bool | int | float | str | tuple["Arg", ...]
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A number that differs between the blocks of a class: item ``index`` of their ``numbers``.
+
+    It is a finite float and none of 0, 1 and -1, which may mean something else to an operator.
+    """
+
+    index: int
+
+
+Arg = Ref | Const | Bound | None | bool | int | float | str | tuple["Arg", ...]
+
+
+def is_bindable(value: object) -> bool:
+    """Whether a literal may be a number of each block instead.
+
+    >>> is_bindable(0.1), is_bindable(1.0), is_bindable(2)
+    (True, False, False)
+    """
+    return isinstance(value, float) and math.isfinite(value) and value not in (0.0, 1.0, -1.0)
 
 
 def tensor_refs(arg: Arg) -> Iterator[str]:
@@ -102,6 +124,15 @@ def tensor_refs(arg: Arg) -> Iterator[str]:
     elif isinstance(arg, tuple):
         for item in arg:
             yield from tensor_refs(item)
+
+
+def numbers_read(arg: Arg) -> Iterator[int]:
+    """Indices of the bound numbers in an argument."""
+    if isinstance(arg, Bound):
+        yield arg.index
+    elif isinstance(arg, tuple):
+        for item in arg:
+            yield from numbers_read(item)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,13 +157,17 @@ class Op:
     saved: tuple[str, ...] = ()
     saved_extra: int = 0
     mask: str = ""
+    _inputs: tuple[str, ...] = field(init=False, repr=False, compare=False, hash=False)
+
+    def __post_init__(self) -> None:
+        names = [name for arg in self.args for name in tensor_refs(arg)]
+        names += [name for _, arg in self.kwargs for name in tensor_refs(arg)]
+        object.__setattr__(self, "_inputs", tuple(names))
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """Tensor inputs in argument order, one entry for each occurrence (slot)."""
-        names = [name for arg in self.args for name in tensor_refs(arg)]
-        names += [name for _, arg in self.kwargs for name in tensor_refs(arg)]
-        return tuple(names)
+        return self._inputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,11 +235,18 @@ class BlockClass:
         """Tensor of that local name."""
         return self._by_name[name]
 
+    @property
+    def number_count(self) -> int:
+        """How many numbers each block binds."""
+        args = (a for op in self.ops for a in (*op.args, *(value for _, value in op.kwargs)))
+        return max((index for arg in args for index in numbers_read(arg)), default=-1) + 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockInstance:
     """One block of the chain: its class and the FQNs bound to the class's local names.
 
+    ``numbers`` are those that the class's operators name by `Bound`.
     ``unused`` are the positions of outputs that end here: the class only passes them through,
     and no later block reads them (the memory, after the last decoder layer).
     """
@@ -214,6 +256,7 @@ class BlockInstance:
     parameters: tuple[str, ...]
     buffers: tuple[str, ...]
     unused: tuple[int, ...] = ()
+    numbers: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,11 +310,17 @@ class Graph:
         shared = {tensor.name for tensor in self.shared_tensors}
         known = {p.fqn for p in self.parameters}
         buffers = {b.fqn for b in self.buffers}
+        counts = [block.number_count for block in self.classes]
         previous: BlockInstance | None = None
         for instance in self.instances:
             block = self.block_class(instance)
             if len(instance.parameters) != len(block.parameters):
                 raise ValueError(f"{instance.name}: parameters not bound one to one")
+            if len(instance.numbers) != counts[instance.block_class]:
+                raise ValueError(f"{instance.name}: numbers not bound one to one")
+            for number in instance.numbers:
+                if not is_bindable(number):
+                    raise ValueError(f"{instance.name}: {number} can't be a number of a block")
             for fqn in instance.parameters:
                 if fqn not in known:
                     raise ValueError(f"{instance.name}: unknown parameter {fqn}")
@@ -291,6 +340,9 @@ class Graph:
             previous = instance
         for block in self.classes:
             _validate_class(block, shared)
+        for op in self.shared_ops:
+            if any(True for a in (*op.args, *dict(op.kwargs).values()) for _ in numbers_read(a)):
+                raise ValueError(f"{op.name}: a shared operator reads a number of a block")
 
 
 def _validate_class(block: BlockClass, shared: set[str]) -> None:
@@ -299,6 +351,9 @@ def _validate_class(block: BlockClass, shared: set[str]) -> None:
         if name not in shared:
             raise ValueError(f"{block.name}: shared tensor {name} is not defined")
     for op in block.ops:
+        for arg in (*op.args, *(value for _, value in op.kwargs)):
+            if any(index < 0 for index in numbers_read(arg)):
+                raise ValueError(f"{block.name}: {op.name} reads a number below 0")
         for name in op.inputs:
             if name not in defined:
                 raise ValueError(f"{block.name}: {op.name} reads {name} before it is defined")

@@ -139,7 +139,8 @@ class BlockClassRecord(_Record):
 class InstanceRecord(_Record):
     """A block of the chain: its class and the FQNs bound to the class's names.
 
-    ``unused`` are positions of the class's outputs that no later block reads.
+    ``unused`` are positions of the class's outputs that no later block reads, ``numbers`` what
+    ``{"number": index}`` stands for in the operators' arguments.
     """
 
     name: Text
@@ -147,6 +148,7 @@ class InstanceRecord(_Record):
     parameters: tuple[Fqn, ...]
     buffers: tuple[Fqn, ...]
     unused: tuple[int, ...] = ()
+    numbers: tuple[float, ...] = ()
 
 
 class InitRecord(_Record):

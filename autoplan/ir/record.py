@@ -9,6 +9,7 @@ from autoplan.ir.graph import (
     Arg,
     BlockClass,
     BlockInstance,
+    Bound,
     Buffer,
     Const,
     Graph,
@@ -82,6 +83,7 @@ def graph_to_record(
                 parameters=i.parameters,
                 buffers=i.buffers,
                 unused=i.unused,
+                numbers=i.numbers,
             )
             for i in graph.instances
         ),
@@ -125,6 +127,7 @@ def graph_from_record(record: GraphRecord) -> Graph:
                 parameters=i.parameters,
                 buffers=i.buffers,
                 unused=i.unused,
+                numbers=i.numbers,
             )
             for i in record.instances
         ),
@@ -261,6 +264,8 @@ def _arg_to_json(arg: Arg) -> Json:
             return {"ref": name}
         case Const(kind, name):
             return {"const": [kind, name]}
+        case Bound(index):
+            return {"number": index}
         case tuple():
             return [_arg_to_json(item) for item in arg]
         case float() if not math.isfinite(arg):
@@ -278,8 +283,10 @@ def _arg_from_json(value: Json) -> Arg:
                 return Ref(name)
             case {"const": [str(kind), str(name)]}:
                 return Const(kind, name)
+            case {"number": int(index)} if not isinstance(index, bool):
+                return Bound(index)
             case {"float": str(text)}:
                 return float(text)
             case _:
-                raise ValueError(f"argument {value!r} is neither ref, const nor float")
+                raise ValueError(f"argument {value!r} is neither ref, const, number nor float")
     return value

@@ -12,6 +12,7 @@ import math
 
 from autoplan.ir.experts import EXPERTS, argument, experts_region
 from autoplan.ir.graph import BlockClass, Op
+from autoplan.ir.memo import by_identity
 
 __all__ = ["block_counts", "view_groups"]
 
@@ -21,6 +22,7 @@ _PRODUCTS = ("linear", "addmm", "mm", "matmul", "bmm", "einsum")
 _MAX_PACKED = 8  # packed projections hold few parts; more would be heads or pixels
 
 
+@by_identity(512)
 def block_counts(block: BlockClass) -> tuple[tuple[int, int], ...]:
     """Pairs (dim size, pieces > 1), sorted."""
     found: set[tuple[int, int]] = set()

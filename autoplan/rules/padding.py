@@ -8,10 +8,12 @@ sizes found here alone, through operators that keep padding finite (`OpView.padd
 from __future__ import annotations
 
 from autoplan.ir.graph import BlockClass
+from autoplan.ir.memo import by_identity
 
 __all__ = ["padded_sizes"]
 
 
+@by_identity(512)
 def padded_sizes(block: BlockClass) -> tuple[int, ...]:
     """Sizes of the vocabularies of a block, sorted: rows of tables, classes of losses."""
     found: set[int] = set()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .axis import Axis
-from .random import draw_generator
+from .random import draw_generator, is_dropout_enabled
 
 __all__ = [
     "replicated_bernoulli",
@@ -87,6 +87,8 @@ def _sized(make: Callable[..., Tensor]) -> Draw:
 
 def _bernoulli(x: Tensor, p: float | None = None, *, offset: int) -> Tensor:
     """Zeros and ones; no gradient flows to the probabilities, as in torch."""
+    if not is_dropout_enabled():
+        return torch.ones_like(x)
     generator = draw_generator(x.device, offset)
     if p is None:
         return torch.bernoulli(x, generator=generator)
@@ -108,6 +110,12 @@ def _multinomial(
     return torch.multinomial(weights, num_samples, replacement, generator=generator)
 
 
+def _rand(size: Sequence[int], *, generator: Any, dtype: Any, device: Any) -> Tensor:
+    if not is_dropout_enabled():
+        return torch.full(size, 0.5, dtype=dtype, device=device)
+    return torch.rand(size, generator=generator, dtype=dtype, device=device)
+
+
 def _randint(*args: Any, generator: torch.Generator, dtype: Any, device: Any) -> Tensor:
     *bounds, size = args
     low, high = (0, *bounds) if len(bounds) == 1 else bounds
@@ -125,8 +133,8 @@ replicated_bernoulli, sharded_bernoulli = _pair(_bernoulli)
 replicated_exponential, sharded_exponential = _pair(_exponential)
 replicated_multinomial, sharded_multinomial = _pair(_multinomial)
 replicated_normal, sharded_normal = _pair(_sized(_normal))
-replicated_rand, sharded_rand = _pair(_sized(torch.rand))
-replicated_rand_like, sharded_rand_like = _pair(_like(torch.rand))
+replicated_rand, sharded_rand = _pair(_sized(_rand))
+replicated_rand_like, sharded_rand_like = _pair(_like(_rand))
 replicated_randint, sharded_randint = _pair(_sized(_randint))
 replicated_randint_like, sharded_randint_like = _pair(_like(_randint))
 replicated_randn, sharded_randn = _pair(_sized(torch.randn))

@@ -327,5 +327,5 @@ def sharded_log_softmax(
 def _softmax_dtype(x: Tensor, dtype: torch.dtype | bool | None) -> torch.dtype:
     """Dtype of the result; ``_softmax`` has a flag half_to_float in its place."""
     if dtype is True:
-        return torch.float32
+        return torch.promote_types(x.dtype, torch.float32)
     return dtype if isinstance(dtype, torch.dtype) else x.dtype

@@ -33,9 +33,17 @@ _enabled = True
 
 
 def set_dropout(enabled: bool) -> None:
-    """Switch all dropout of the program on or off."""
+    """Switch all dropout of the program on or off, and draws from [0, 1) and of zeros and ones.
+
+    When off these are 0.5 and ones, so that a model that drops layers keeps all of them.
+    """
     global _enabled
     _enabled = enabled
+
+
+def is_dropout_enabled() -> bool:
+    """False while the program is compared with its model: nothing is to depend on chance."""
+    return _enabled
 
 
 def _draw_seed() -> int:

@@ -24,16 +24,18 @@ _GRACE = 45.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one rank found: its loss, and the relative error of each gradient it holds.
+    """What one rank found: its loss, and each gradient it holds.
 
-    ``held`` are all parameters of the rank's stage. ``collectives`` are those of the model
-    axis in the order issued, each with the bytes of its whole tensor; the sums of partial and
-    tied gradients at the end of a step are not among them.
+    ``errors`` are the largest differences of an element from the unsharded model's gradient,
+    ``sizes`` the largest elements of that. ``held`` are all parameters of the rank's stage.
+    ``collectives`` are those of the model axis in the order issued, each with the bytes of its
+    whole tensor; the sums of partial and tied gradients at the end of a step are not among them.
     """
 
     rank: int
     loss: float
     errors: Mapping[str, float]
+    sizes: Mapping[str, float]
     held: tuple[str, ...]
     collectives: tuple[tuple[str, int], ...] = ()
 
@@ -126,6 +128,7 @@ def _finding(output: Path, index: int, rank: int, folder: Path, stderr: str) -> 
         rank=rank,
         loss=found["loss"],
         errors=found["errors"],
+        sizes=found["sizes"],
         held=tuple(found["held"]),
         collectives=tuple((kind, size) for kind, size in found["collectives"]),
     )

@@ -1,4 +1,4 @@
-"""A plan's program in float32: rounding of half precision would hide small errors."""
+"""A plan's program in float32 or float64: rounding would hide small errors."""
 
 from __future__ import annotations
 
@@ -17,70 +17,90 @@ from autoplan.ir.plan import (
     TensorRecord,
 )
 
-__all__ = ["in_float32"]
+__all__ = ["WIDER", "in_precision"]
 
-_HALF = ("bfloat16", "float16")
+WIDER = {
+    "float32": {"bfloat16": "float32", "float16": "float32"},
+    "float64": {
+        "bfloat16": "float64",
+        "float16": "float64",
+        "float32": "float64",
+        "complex64": "complex128",
+    },
+}
+"""What each dtype becomes in a program of the precision."""
 
 
-def in_float32(plan: Plan) -> Plan:
-    """The same plan with every half-precision tensor and cast made float32."""
-    if plan.graph.dtype == "float32":
+def in_precision(plan: Plan, precision: str) -> Plan:
+    """The same plan with every narrower floating tensor and cast made ``precision``."""
+    if plan.graph.dtype == precision:
         return plan
-    graph = plan.graph
-    wide = GraphRecord(
-        name=graph.name,
-        dtype="float32",
-        micro_batch_size=graph.micro_batch_size,
-        inputs=tuple(map(_tensor, graph.inputs)),
-        shared_ops=tuple(map(_op, graph.shared_ops)),
-        shared_tensors=tuple(map(_tensor, graph.shared_tensors)),
-        classes=tuple(map(_block, graph.classes)),
-        instances=graph.instances,
-        parameters=tuple(p.model_copy(update={"dtype": _dtype(p.dtype)}) for p in graph.parameters),
-        buffers=tuple(map(_buffer, graph.buffers)),
-        notes=graph.notes,
-    )
-    workload = plan.workload.model_copy(update={"dtype": "float32"})
-    return plan.model_copy(update={"graph": wide, "workload": workload})
-
-
-def _dtype(name: str) -> str:
-    return "float32" if name in _HALF else name
-
-
-def _tensor(tensor: TensorRecord) -> TensorRecord:
-    return tensor.model_copy(update={"dtype": _dtype(tensor.dtype)})
-
-
-def _op(op: OpRecord) -> OpRecord:
-    args = tuple(map(_arg, op.args))
-    kwargs = tuple((key, _arg(value)) for key, value in op.kwargs)
-    return op.model_copy(update={"args": args, "kwargs": kwargs})
-
-
-def _arg(arg: Json) -> Json:
-    if isinstance(arg, list):
-        return [_arg(item) for item in arg]
-    match arg:
-        case {"const": ["dtype", str(name)]}:
-            return {"const": ["dtype", _dtype(name)]}
-    return arg
-
-
-def _block(block: BlockClassRecord) -> BlockClassRecord:
-    return block.model_copy(
+    return plan.model_copy(
         update={
-            "ops": tuple(map(_op, block.ops)),
-            "tensors": tuple(map(_tensor, block.tensors)),
+            "graph": _Wide(WIDER[precision]).graph(plan.graph, precision),
+            "workload": plan.workload.model_copy(update={"dtype": precision}),
         }
     )
 
 
-def _buffer(buffer: BufferRecord) -> BufferRecord:
-    if buffer.dtype not in _HALF:
-        return buffer
-    raw = bytearray(zlib.decompress(base64.b64decode(buffer.data)))
-    dtype: torch.dtype = getattr(torch, buffer.dtype)
-    wide = torch.frombuffer(raw, dtype=dtype).float() if raw else torch.empty(0)
-    data = base64.b64encode(zlib.compress(wide.numpy().tobytes(), 9)).decode("ascii")
-    return buffer.model_copy(update={"dtype": "float32", "data": data})
+class _Wide:
+    """Copies of records in which dtypes are replaced."""
+
+    def __init__(self, names: dict[str, str]) -> None:
+        self._names = names
+
+    def _dtype(self, name: str) -> str:
+        return self._names.get(name, name)
+
+    def graph(self, graph: GraphRecord, precision: str) -> GraphRecord:
+        parameters = (
+            p.model_copy(update={"dtype": self._dtype(p.dtype)}) for p in graph.parameters
+        )
+        return GraphRecord(
+            name=graph.name,
+            dtype=precision,
+            micro_batch_size=graph.micro_batch_size,
+            inputs=tuple(map(self._tensor, graph.inputs)),
+            shared_ops=tuple(map(self._op, graph.shared_ops)),
+            shared_tensors=tuple(map(self._tensor, graph.shared_tensors)),
+            classes=tuple(map(self._block, graph.classes)),
+            instances=graph.instances,
+            parameters=tuple(parameters),
+            buffers=tuple(map(self._buffer, graph.buffers)),
+            notes=graph.notes,
+        )
+
+    def _tensor(self, tensor: TensorRecord) -> TensorRecord:
+        return tensor.model_copy(update={"dtype": self._dtype(tensor.dtype)})
+
+    def _op(self, op: OpRecord) -> OpRecord:
+        args = tuple(map(self._arg, op.args))
+        kwargs = tuple((key, self._arg(value)) for key, value in op.kwargs)
+        return op.model_copy(update={"args": args, "kwargs": kwargs})
+
+    def _arg(self, arg: Json) -> Json:
+        if isinstance(arg, list):
+            return [self._arg(item) for item in arg]
+        match arg:
+            case {"const": ["dtype", str(name)]}:
+                return {"const": ["dtype", self._dtype(name)]}
+        return arg
+
+    def _block(self, block: BlockClassRecord) -> BlockClassRecord:
+        return block.model_copy(
+            update={
+                "ops": tuple(map(self._op, block.ops)),
+                "tensors": tuple(map(self._tensor, block.tensors)),
+            }
+        )
+
+    def _buffer(self, buffer: BufferRecord) -> BufferRecord:
+        wide_name = self._dtype(buffer.dtype)
+        if wide_name == buffer.dtype:
+            return buffer
+        raw = bytearray(zlib.decompress(base64.b64decode(buffer.data)))
+        dtype: torch.dtype = getattr(torch, buffer.dtype)
+        wide_dtype: torch.dtype = getattr(torch, wide_name)
+        wide = torch.frombuffer(raw, dtype=dtype).to(wide_dtype) if raw else torch.empty(0)
+        data = base64.b64encode(zlib.compress(wide.numpy().tobytes(), 9)).decode("ascii")
+        return buffer.model_copy(update={"dtype": wide_name, "data": data})

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from autoplan.capture import ModelSource, model_from_record
 from autoplan.emit import emit_program
-from autoplan.errors import VerificationError
+from autoplan.errors import UsageError, VerificationError
 from autoplan.ir.plan import Plan
 from autoplan.plan_file import read_plan
-from autoplan.verify.compare import VerifyReport, compare
-from autoplan.verify.launch import run_programs
-from autoplan.verify.precision import in_float32
+from autoplan.verify.compare import TOLERANCES, VerifyReport, compare
+from autoplan.verify.launch import Finding, run_programs
+from autoplan.verify.precision import in_precision
 from autoplan.verify.reduced import reduced_plan
-from autoplan.verify.reference import rounding_errors, write_reference
+from autoplan.verify.reference import exact_gradients, write_reference
 
-__all__ = ["MAX_PARAMETERS", "MAX_RANKS", "verify"]
+__all__ = ["MAX_PARAMETERS", "MAX_RANKS", "settle", "verify"]
 
 MAX_RANKS = 8
 """Ranks that one machine is asked to run."""
@@ -43,23 +43,26 @@ def verify(
     *,
     full: bool = False,
     reduced: bool = False,
+    dtype: str = "float32",
     timeout: float = 600.0,
     trust_remote_code: bool = False,
     progress: Progress = lambda message: None,
 ) -> VerifyReport:
     """Report on the program in ``directory`` (or its plan.json).
 
-    One step over the whole global batch in float32, dropout off: the loss and every gradient
-    must equal the unsharded model's, or VerificationError says which does not. A plan too
-    large for this machine is verified at a reduced size, as the report says; ``full`` forbids
-    that and ``reduced`` asks for it.
+    One step over the whole global batch in ``dtype`` (float32, or float64 for a far smaller
+    tolerance), dropout off: the loss and every gradient must equal the unsharded model's, or
+    VerificationError says which does not. A plan too large for this machine is verified at a
+    reduced size, as the report says; ``full`` forbids that and ``reduced`` asks for it.
     ``timeout`` is seconds for the ranks.
     """
     if directory.name == "plan.json":
         directory = directory.parent
     plan = read_plan(directory)
     source = model_from_record(plan.model, trust_remote_code=trust_remote_code)
-    subject = _subject(plan, source, directory, full=full, reduced=reduced)
+    if dtype not in TOLERANCES:
+        raise UsageError(f"no verification in {dtype!r}", hint=f"one of {', '.join(TOLERANCES)}")
+    subject = _subject(plan, source, directory, full=full, reduced=reduced, dtype=dtype)
     if subject.reduced:
         progress(subject.reduced)
     with tempfile.TemporaryDirectory(prefix="autoplan-verify-") as name:
@@ -77,18 +80,29 @@ def verify(
         (findings,) = run_programs(
             [(folder.resolve(), reference)], ranks=ranks, work=work, timeout=timeout
         )
+    return settle(subject.plan, subject.source, findings, loss, reduced=subject.reduced)
+
+
+def settle(
+    plan: Plan,
+    source: ModelSource,
+    findings: Sequence[Finding],
+    loss: float,
+    *,
+    reduced: str = "",
+) -> VerifyReport:
+    """Report of findings; where float32 gradients differ, with a float64 run to judge by."""
     try:
-        return compare(subject.plan, findings, loss, reduced=subject.reduced)
+        return compare(plan, findings, loss, reduced=reduced)
     except VerificationError as error:
-        if "parameter" not in error.details:
+        if "parameter" not in error.details or plan.graph.dtype == "float64":
             raise
-    progress("comparing with the rounding of the unsharded model in float32")
-    rounding = rounding_errors(subject.source, subject.plan)
-    return compare(subject.plan, findings, loss, reduced=subject.reduced, rounding=rounding)
+    exact = exact_gradients(source, plan)
+    return compare(plan, findings, loss, reduced=reduced, exact=exact)
 
 
 def _subject(
-    plan: Plan, source: ModelSource, directory: Path, *, full: bool, reduced: bool
+    plan: Plan, source: ModelSource, directory: Path, *, full: bool, reduced: bool, dtype: str
 ) -> _Subject:
     mesh = plan.mesh
     ranks = mesh.pp * mesh.dp_replicate * mesh.dp_shard * mesh.tp
@@ -96,10 +110,13 @@ def _subject(
     if reduced or (large and not full):
         small = reduced_plan(plan, source, max_parameters=MAX_PARAMETERS)
         return _Subject(
-            plan=in_float32(small.plan), source=small.source, folder=None, reduced=small.note
+            plan=in_precision(small.plan, dtype),
+            source=small.source,
+            folder=None,
+            reduced=small.note,
         )
-    wide = in_float32(plan)
-    note = "" if wide is plan else "the program was written again in float32"
+    wide = in_precision(plan, dtype)
+    note = "" if wide is plan else f"the program was written again in {dtype}"
     return _Subject(
         plan=wide, source=source, folder=directory if wide is plan else None, reduced=note
     )

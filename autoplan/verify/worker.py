@@ -68,16 +68,22 @@ def _run(folder: Path, reference: Path, index: int) -> dict[str, Any]:
     with _runtime("collectives").record_collectives() as issued:
         loss = float(trainer.forward_backward(share))
     gradients = trainer.whole_gradients()
-    errors = {}
+    errors, sizes = {}, {}
     for fqn, gradient in gradients.items():
         # A parameter that the unsharded model does not use has no gradient there.
         want = expected["gradients"].get(fqn, torch.zeros(()))
-        difference = (gradient.float() - want).abs().max().item()
-        scale = max(want.abs().max().item(), torch.finfo(torch.float32).tiny)
+        difference = (gradient.to(want.dtype) - want).abs().max().item()
         # NaN must not pass as small.
-        errors[fqn] = difference / scale if math.isfinite(difference) else math.inf
+        errors[fqn] = difference if math.isfinite(difference) else math.inf
+        sizes[fqn] = want.abs().max().item()
     held = sorted(trainer.parameters())
-    return {"loss": loss, "errors": errors, "held": held, "collectives": issued}
+    return {
+        "loss": loss,
+        "errors": errors,
+        "sizes": sizes,
+        "held": held,
+        "collectives": issued,
+    }
 
 
 def _main(job_file: str) -> None:

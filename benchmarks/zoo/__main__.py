@@ -37,7 +37,8 @@ def main() -> int:
     print(f"{len(entries)} entries, {len(todo)} to run", file=sys.stderr, flush=True)
     started = time.monotonic()
     with ThreadPoolExecutor(args.jobs) as pool:
-        running = {pool.submit(_run, entry, args, state): entry for entry in todo}
+        ordered = sorted(todo, key=_cost)
+        running = {pool.submit(_run, entry, args, state): entry for entry in ordered}
         for done, future in enumerate(as_completed(running), 1):
             left = (time.monotonic() - started) / done * (len(todo) - done)
             print(
@@ -51,9 +52,24 @@ def main() -> int:
         names = {entry.name for entry in chosen}
         results = [result for result in results if result["entry"]["name"] in names]
     states = {result["state"] for result in results if "state" in result}
-    args.out.write_text(render(results, states=len(states)), encoding="utf-8")
+    if not args.no_rules:
+        _count_rules(args.cache)
+    rules = args.cache / "rules.count"
+    page = render(
+        results,
+        states=len(states),
+        limit=args.time_limit,
+        rules=json.loads(rules.read_text(encoding="utf-8")) if rules.exists() else None,
+    )
+    args.out.write_text(page, encoding="utf-8")
     print(f"wrote {args.out}", file=sys.stderr)
     return int(any('"kind": "crash"' in json.dumps(result) for result in results))
+
+
+def _count_rules(cache: Path) -> None:
+    print("running the rule oracle", file=sys.stderr, flush=True)
+    command = [sys.executable, "-m", "benchmarks.zoo.rules", str(cache / "rules.count")]
+    subprocess.run(command, cwd=ROOT, check=False)
 
 
 def _arguments() -> argparse.Namespace:
@@ -62,10 +78,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "models.md")
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder of the results")
     parser.add_argument("--no-verify", action="store_true", help="capture and solve only")
+    parser.add_argument("--no-rules", action="store_true", help="do not run the rule oracle")
     parser.add_argument("--jobs", type=int, default=1, help="entries at a time")
     parser.add_argument("--fresh", action="store_true", help="run finished entries again")
-    parser.add_argument("--time-limit", type=float, default=60.0, help="seconds of a search")
-    parser.add_argument("--entry-limit", type=float, default=900.0, help="seconds of an entry")
+    parser.add_argument("--time-limit", type=float, default=15.0, help="seconds of a search")
+    parser.add_argument("--entry-limit", type=float, default=400.0, help="seconds of an entry")
     parser.add_argument(
         "--table-of-only", action="store_true", help="leave other entries out of the page"
     )
@@ -77,6 +94,11 @@ def _chosen(entries: tuple[Entry, ...], names: list[str]) -> list[Entry]:
     if unknown := [name for name in names if name not in known]:
         sys.exit(f"unknown: {', '.join(unknown)}; known: {', '.join(sorted(known))}")
     return [entry for entry in entries if not names or entry.name in names]
+
+
+def _cost(entry: Entry) -> tuple[bool, bool, str]:
+    """Order of the run: the project's own files, then libraries, then built-in models."""
+    return ".py:" not in entry.spec, bool(entry.library), entry.name
 
 
 def _path(entry: Entry, cache: Path) -> Path:

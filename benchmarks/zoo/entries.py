@@ -129,6 +129,8 @@ def _gcn(kind: str) -> Entry:
 _SMALL_UNET: dict[str, Value] = {"channels": 16, "depth": 2, "size": 16, "classes": 4}
 
 FILES: tuple[Entry, ...] = (
+    Entry(name="Qwen2.5-VL 7B", family="vision and text", spec="benchmarks/zoo/qwen2_5_vl.json",
+          seq_len=2048, small_seq_len=32),
     _file("token MLP", "decoder", "token_mlp", seq_len=1024, small_seq_len=16,
           overrides={"width": 4096, "depth": 24, "vocab_size": 32768},
           small={"width": 32, "depth": 3, "vocab_size": 64}),
@@ -137,12 +139,12 @@ FILES: tuple[Entry, ...] = (
     _file("own state space", "state space", "state_space", seq_len=4096, small_seq_len=16,
           small={"width": 32, "heads": 4, "depth": 3, "vocab_size": 64, "state": 8, "chunk": 8}),
     _torchvision("resnet50", "convolution", {"image_size": 64}),
-    _torchvision("convnext_base", "convolution", {"image_size": 64, "drop_path": 0.0}),
-    _torchvision("swin_t", "vision", {"image_size": 64, "drop_path": 0.0}),
+    _torchvision("convnext_base", "convolution", {"name": "convnext_tiny", "image_size": 64}),
+    _torchvision("swin_t", "vision", {"image_size": 64}),
     _timm("vit_base_patch16_224", "vision",
           {"image_size": 32, "img_size": 32, "depth": 3, "embed_dim": 32, "num_heads": 4}),
-    _timm("efficientnet_b0", "convolution", {"image_size": 64}),
-    _timm("mixer_b16_224", "vision", {}),
+    _timm("efficientnet_b0", "convolution", {"image_size": 48}),
+    _timm("mixer_b16_224", "vision", {"name": "mixer_s16_224"}),
     _file("U-Net 2-D", "convolution", "unet", small=_SMALL_UNET),
     _file("U-Net 3-D", "convolution", "unet", global_batch=64,
           overrides={"dims": 3, "size": 96, "channels": 32, "colours": 1, "classes": 4,

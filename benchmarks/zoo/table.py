@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from autoplan._version import __version__
@@ -16,49 +16,74 @@ COMMAND = "python -m benchmarks.zoo"
 
 HEAD = f"""# Models
 
-Written by `{COMMAND}`; do not edit. Every built-in model and every file of `examples/models`,
-each in its own process on two CPU cores:
+Written by `{COMMAND}`; do not edit. Every built-in model and every file of
+`examples/models`, each in a process of its own, two at a time on two CPU cores."""
 
-- **captured**: at its real size in bfloat16, without weights: parameters, blocks and how many
-  kinds of them, seconds, and the peak memory of the process.
-- **whole**: share of the model's FLOP in operators that no rule can divide on two ranks, so
+SOLVED = """## Captured and solved, at the real size
+
+- **captured**: in bfloat16, without weights: seconds and the peak memory of the process.
+- **blocks (classes)**: repeated parts of the model, and how many different ones.
+- **left whole**: share of the model's FLOP in operators that no rule divides on two ranks, so
   that every rank of a tensor-parallel group would do them.
-- **solved**: at its real size on the cluster named, all decisions free: the degrees found, the
-  proved distance to the best possible plan, seconds. A search that ends by its time limit shows
-  its gap, nothing more.
-- **tp 2**, **pp 2**: at reduced width and depth, solved with that degree fixed, the program
-  written and one step of it run on two gloo ranks in float32: the worst relative error of a
-  gradient, and for tp how many parameters are held in shards. Messages are priced as nearly
-  free there, so that even small layers are worth dividing.
+- **solved**: all decisions free on the cluster named; **gap** is the proved distance to the
+  best possible plan. The search had {limit:.0f} s; one that ends by its limit shows the gap
+  reached. The step time is predicted, not measured."""
 
-What the last two columns prove: for the reduced model, the loss and every gradient of the
-program equal those of the unsharded model to 1e-5. Gradients that are sums which cancel, such
-as that of a bias of attention's keys (zero but for rounding) or of a convolution before a batch
-norm, have no such relative error: they must lie within four times the float32 rounding of the
-unsharded model itself, and their number is marked `r`. The reduced model has the operators of
-the real one, not its sizes: an error that shows only at a real size (overflow, a dimension that
-is odd only there), other degrees than 2, and speed are not covered. Random inputs and weights;
-dropout and stochastic depth off.
-"""
+VERIFIED = """## Verified, at a small size
+
+The same model, narrow and a few layers deep, solved with the degree fixed, its program written,
+and one step of it run on two gloo ranks. The program and the unsharded model both compute in
+float64, so that rounding hides nothing: the loss and every gradient must agree to 1e-10.
+
+The cluster they are solved for has ranks so slow beside their network, and so little memory,
+that the plan divides all it can. **in shards** counts the parameters that no rank holds whole,
+**FLOP divided** is the share in operators of which each rank does a part. **zero** counts
+gradients that are zero in mathematics, such as that of a bias of attention's keys or before a
+batch norm: they have no relative error and must be below 1e-10 of the model's median gradient.
+
+Not covered: the real sizes (overflow, a dimension that is odd only there), other degrees than
+2, half precision, and speed. Inputs and weights are random, and weights that start constant
+get noise, since zeros would hide wrong gradients. While comparing, nothing is drawn by chance,
+since two ranks can't draw one rank's numbers: dropout is off, stochastic depth skips no sample,
+no label is dropped, and noise of a diffusion step is an input."""
 
 
-def render(results: Sequence[Result], *, states: int) -> str:
-    """The page. ``states`` is how many states of the source the results come from."""
-    lines = [HEAD, _summary(results), ""]
+def render(results: Sequence[Result], *, states: int, limit: float, rules: Result | None) -> str:
+    """The page. ``states`` is how many states of the source the results come from.
+
+    ``limit`` is seconds of a search, ``rules`` what the oracle counted.
+    """
+    lines = [HEAD, "", _summary(results), "", SOLVED.format(limit=limit), ""]
     lines += [
-        "| model | parameters | blocks (kinds) | captured | whole | solved | tp 2 | pp 2 |",
-        "| --- | ---: | ---: | ---: | ---: | --- | --- | --- |",
+        "| model | parameters | tokens | blocks (classes) | captured | left whole | cluster "
+        "| degrees | step | gap | solved |",
+        "| --- | ---: | ---: | ---: | --- | ---: | --- | --- | ---: | ---: | ---: |",
+        *_rows(results, _solved_row, 11),
     ]
+    lines += ["", VERIFIED, ""]
+    lines += [
+        "| model | parameters | tp 2: worst error | in shards | FLOP divided "
+        "| pp 2: worst error | zero |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        *_rows([r for r in results if _ok(r, "capture")], _verified_row, 7),
+    ]
+    lines += ["", "## Refused or failed", "", *(_reasons(results) or ["None."])]
+    lines += ["", "## Rules", "", *_rules(rules), "", *_whole(results)]
+    lines += ["", "## Versions, and how to run it again", "", *_versions(states)]
+    return "\n".join(lines) + "\n"
+
+
+def _rows(
+    results: Sequence[Result], row: Callable[[Result], list[str]], width: int
+) -> Iterator[str]:
     family = ""
     for result in results:
         if result["entry"]["family"] != family:
             family = result["entry"]["family"]
-            lines.append(f"| **{family}** | | | | | | | |")
-        lines.append(_row(result))
-    lines += ["", "## Refused or failed", "", *(_reasons(results) or ["None."])]
-    lines += ["", "## Operators left whole", "", *_whole(results)]
-    lines += ["", "## Versions, and how to run it again", "", *_versions(states)]
-    return "\n".join(lines) + "\n"
+            yield f"| **{family}** " + "| " * (width - 1) + "|"
+        cells = [_name(result), *row(result)]
+        cells += [""] * (width - len(cells))
+        yield "| " + " | ".join(cells) + " |"
 
 
 def _ok(result: Result, *path: str) -> bool:
@@ -71,39 +96,45 @@ def _ok(result: Result, *path: str) -> bool:
 def _summary(results: Sequence[Result]) -> str:
     captured = sum(_ok(r, "capture") for r in results)
     solved = sum(_ok(r, "solve") for r in results)
-    tp, pp = (sum(_ok(r, "verify", label) for r in results) for label in ("tp2", "pp2"))
-    divided = sum(_ok(r, "verify", "tp2") and r["verify"]["tp2"]["sharded"] > 0 for r in results)
-    both = sum(_ok(r, "verify", "tp2") and _ok(r, "verify", "pp2") for r in results)
+    done = {
+        label: [r for r in results if "worst_error" in r.get("verify", {}).get(label, {})
+                and "error" not in r["verify"][label]]
+        for label in ("tp2", "pp2")
+    }  # fmt: skip
+    both = sum(r in done["pp2"] for r in done["tp2"])
+    shards = sum(r["verify"]["tp2"]["sharded"] > 0 for r in done["tp2"])
     return (
-        f"{len(results)} models: {captured} captured, {solved} solved, {tp} verified under tp 2, "
-        f"{pp} under pp 2, {both} under both.\nOf those under tp 2, {divided} hold parameters in "
-        "shards; the others divide activations only, or nothing."
+        f"{len(results)} models: {captured} captured, {solved} solved, {len(done['tp2'])} "
+        f"verified under tp 2 ({shards} of them with parameters in shards), {len(done['pp2'])} "
+        f"under pp 2, {both} under both."
     )
 
 
-def _row(result: Result) -> str:
+def _name(result: Result) -> str:
     entry = result["entry"]
-    name = entry["name"]
+    name = str(entry["name"])
     if ".py:" in entry["spec"]:
-        file = entry["spec"].partition(":")[0]
-        name = f"[{name}](../{file})"
+        name = f"[{name}](../{entry['spec'].partition(':')[0]})"
+    return name
+
+
+def _solved_row(result: Result) -> list[str]:
+    tokens = str(result["entry"]["seq_len"] or "")
     if "missing" in result:
-        return f"| {name} | | | needs {result['missing']} | | | | |"
+        return ["", tokens, "", f"needs {result['missing']}"]
     if "capture" not in result:
-        return f"| {name} | | | not run | | | | |"
+        return ["", tokens, "", "not run"]
     capture = result["capture"]
     if "error" in capture:
-        return f"| {name} | | | refused | | | | |"
-    cells = [
-        name,
+        return ["", tokens, "", "refused"]
+    return [
         _count(capture["parameters"]),
+        tokens,
         f"{capture['blocks']} ({capture['classes']})",
         f"{capture['capture_seconds']:.0f} s, {capture['peak_memory'] / 2**30:.1f} GiB",
         f"{capture['replicated_flop']:.1%}",
-        _solved(result.get("solve")),
-        *(_verified(result.get("verify"), label) for label in ("tp2", "pp2")),
+        *_solved(result.get("solve")),
     ]
-    return "| " + " | ".join(cells) + " |"
 
 
 def _count(number: int) -> str:
@@ -113,31 +144,40 @@ def _count(number: int) -> str:
     return f"{number:,}"
 
 
-def _solved(solve: Result | None) -> str:
+def _solved(solve: Result | None) -> list[str]:
     if not solve:
-        return "not run"
+        return ["not run"]
     if "error" in solve:
-        return "failed"
+        return ["failed"]
     degrees = ", ".join(f"{axis} {n}" for axis, n in solve["degrees"].items()) or "1 rank"
-    return f"{solve['cluster']}: {degrees}; gap {solve['gap']:.0%}; {solve['seconds']:.0f} s"
+    return [
+        solve["cluster"],
+        degrees,
+        f"{solve['step_time']:.3g} s",
+        f"{solve['gap']:.0%}",
+        f"{solve['seconds']:.0f} s",
+    ]
 
 
-def _verified(verify: Result | None, label: str) -> str:
+def _verified_row(result: Result) -> list[str]:
+    verify = result.get("verify")
     if not verify:
-        return "not run"
-    if "error" in verify:
-        return "failed"
-    found = verify.get(label)
-    if not found:
-        return "no result"
+        return ["", "not run"]
+    if "parameters" not in verify:
+        return ["", "failed"]
+    tp, pp = verify.get("tp2", {}), verify.get("pp2", {})
+    shards = f"{tp['sharded']} of {tp['parameters']}" if "sharded" in tp else ""
+    divided = f"{tp['divided_flop']:.0%}" if "divided_flop" in tp else ""
+    zero = max(len(found.get("zero", [])) for found in (tp, pp))
+    return [
+        _count(verify["parameters"]), _error(tp), shards, divided, _error(pp), str(zero or ""),
+    ]  # fmt: skip
+
+
+def _error(found: Result) -> str:
     if "error" in found:
         return "failed"
-    text = f"{found['worst_error']:.0e}"
-    if found["rounded"]:
-        text += f" and {len(found['rounded'])} r"
-    if label == "tp2":
-        text += f", {found['sharded']} of {found['parameters']} in shards"
-    return text
+    return f"{found['worst_error']:.0e}" if "worst_error" in found else "no result"
 
 
 def _reasons(results: Sequence[Result]) -> list[str]:
@@ -168,11 +208,27 @@ def _plain(text: str) -> str:
     return text.replace("<", "&lt;").replace("|", "\\|").replace("\n", " ")
 
 
+def _rules(rules: Result | None) -> list[str]:
+    if rules is None:
+        return ["Not counted in this run."]
+    return [
+        f"{rules['rules']} operators have a rule. The oracle runs every strategy that they state "
+        f"for samples of them on {' and '.join(map(str, rules['ranks']))} simulated ranks, forward "
+        f"and backward in float64, and compares with the whole operator: {rules['proved']} are "
+        f"proved ({rules['distinct']} distinct ones), {rules['wrong']} are wrong.",
+        "",
+        "Operators that some model calls in a form that no rule divides, so that all ranks do "
+        "them whole:",
+    ]
+
+
 def _whole(results: Sequence[Result]) -> list[str]:
     share: dict[str, list[tuple[float, str, str]]] = {}
     for result in results:
         for target, (flop, reason) in result.get("capture", {}).get("replicated", {}).items():
             share.setdefault(target, []).append((flop, result["entry"]["name"], reason))
+    if not share:
+        return ["None."]
     lines = ["| operator | models | most FLOP in a model | why |", "| --- | ---: | --- | --- |"]
     for target, found in sorted(share.items(), key=lambda item: (-max(item[1])[0], item[0])):
         flop, name, reason = max(found)

@@ -12,33 +12,26 @@ import json
 import os
 import resource
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from autoplan.capture import Captured, ModelSource, capture, load_model
-from autoplan.emit import emit_program
 from autoplan.errors import AutoplanError, VerificationError
-from autoplan.ir.hardware import Cluster
-from autoplan.ir.plan import Plan, WorkloadRecord
+from autoplan.ir.plan import WorkloadRecord
 from autoplan.profiles import load_cluster
 from autoplan.rules.coverage import rule_coverage
 from autoplan.solver.search import solve
-from autoplan.verify.compare import TOLERANCE, compare
-from autoplan.verify.launch import run_programs
-from autoplan.verify.reference import rounding_errors, write_reference
 from benchmarks.zoo.entries import ROOT, Entry, zoo
+from benchmarks.zoo.small import PINS, capture_small, solve_pinned, verify_plans
 
 # Bytes of training state (parameters, gradients, two moments) that a cluster should hold.
 CLUSTERS = (("8xh100", 2.5e11), ("4x8xh100", 1e12), ("16x8xh100", 5e12), ("64x8xh100", 1e15))
 STATE_BYTES = 16
 LAYERS = 4
-PINS = {"tp2": {"tp": "2"}, "pp2": {"pp": "2", "schedule": "1f1b"}}
-SMALL_BATCH = 4
 Result = dict[str, Any]
 
 
@@ -98,7 +91,7 @@ def failure(error: AutoplanError) -> Result:
 
 def source_of(entry: Entry, overrides: Mapping[str, Any]) -> ModelSource:
     """Source of the entry at the size that ``overrides`` give."""
-    spec = entry.spec if ".py:" not in entry.spec else f"{ROOT}/{entry.spec}"
+    spec = f"{ROOT}/{entry.spec}" if "/" in entry.spec else entry.spec
     return load_model(spec, overrides=dict(overrides))
 
 
@@ -156,16 +149,26 @@ def solve_real(entry: Entry, captured: Captured, time_limit: float) -> tuple[Res
 
 def verify_small(entry: Entry, result: Result, path: Path) -> tuple[Result, None]:
     """Solve the small model with tp 2 and with pp 2, and compare one step of each."""
+    started = time.perf_counter()
     source = small_source(entry)
-    captured = capture(source, seq_len=entry.small_seq_len, dtype="float32", dropout=False)
-    workload = WorkloadRecord(
-        global_batch=SMALL_BATCH, seq_len=entry.small_seq_len, dtype="float32", optimizer="adamw"
-    )
-    found: Result = {"parameters": captured.num_parameters}
+    captured = capture_small(source, entry.small_seq_len)
+    found: Result = {
+        "parameters": captured.num_parameters,
+        "capture_seconds": round(time.perf_counter() - started, 1),
+    }
     result["verify"] = found
+    plans = {}
     for label, pins in PINS.items():
-        step(found, label, lambda pins=pins: verify_pins(source, captured, workload, pins))
+        plan = step(
+            found, label, lambda pins=pins: solve_pinned(captured, entry.small_seq_len, pins)
+        )
+        if plan is not None:
+            plans[label] = plan
         save(result, path)
+    started = time.perf_counter()
+    for label, compared in verify_plans(source, plans).items():
+        found[label] |= compared
+    found["run_seconds"] = round(time.perf_counter() - started, 1)
     return found, None
 
 
@@ -177,54 +180,6 @@ def small_source(entry: Entry) -> ModelSource:
     if source is None:
         raise VerificationError(f"{entry.name} has no reduced form", hint="give it small sizes")
     return source
-
-
-def verify_pins(
-    source: ModelSource, captured: Captured, workload: WorkloadRecord, pins: Mapping[str, str]
-) -> tuple[Result, None]:
-    """Worst error of one step on two gloo ranks, against the unsharded model."""
-    plan = solve(
-        captured, workload, fast_network(2), pins={**pins, "micro_batch_size": "2"},
-        time_limit=60.0,
-    )  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="autoplan-zoo-") as name:
-        work = Path(name)
-        emit_program(plan, work / "program")
-        loss = write_reference(source, plan, work / "reference.pt")
-        (findings,) = run_programs(
-            [(work / "program", work / "reference.pt")], ranks=2, work=work / "run", timeout=300.0
-        )
-    try:
-        report = compare(plan, findings, loss)
-    except VerificationError as error:
-        if "parameter" not in error.details:
-            raise
-        report = compare(plan, findings, loss, rounding=rounding_errors(source, plan))
-    errors: dict[str, float] = {}
-    for found in findings:
-        errors |= {fqn: max(e, errors.get(fqn, 0.0)) for fqn, e in found.errors.items()}
-    plain = [error for error in errors.values() if error <= TOLERANCE]
-    return {
-        "worst_error": max(plain, default=0.0),
-        "loss_error": report.loss_error,
-        "rounded": sorted(fqn for fqn, error in errors.items() if error > TOLERANCE),
-        "compared": report.compared,
-        "sharded": sharded(plan),
-        "parameters": len(plan.graph.parameters),
-    }, None
-
-
-def sharded(plan: Plan) -> int:
-    """Parameters that no rank holds whole."""
-    return sum(parameter.placement != "R" for parameter in plan.graph.parameters)
-
-
-def fast_network(ranks: int) -> Cluster:
-    """CPU ranks priced with nearly free messages, so that dividing small layers pays."""
-    cluster = load_cluster(f"cpu:{ranks}")
-    link = replace(cluster.intra, latency=1e-9, bandwidth=1e12)
-    accelerator = replace(cluster.accelerator, kernel_latency=1e-9)
-    return replace(cluster, intra=link, inter=link, accelerator=accelerator)
 
 
 @contextlib.contextmanager

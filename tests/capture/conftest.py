@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autoplan.ir.graph import Arg, Const, Graph, Op, Ref, TensorKind
+from autoplan.ir.graph import Arg, Bound, Const, Graph, Op, Ref, TensorKind
 from autoplan.ir.graph import Tensor as GraphTensor
 
 
@@ -41,18 +41,23 @@ def _run_graph(graph: Graph, module: nn.Module, batch: Mapping[str, Tensor]) -> 
         )
         local.update(zip(block.buffers, (buffers[f] for f in instance.buffers), strict=True))
         for op in block.ops:
-            _call(op, local, block.tensors)
+            _call(op, local, block.tensors, instance.numbers)
         passed = tuple(local[tensor.name] for tensor in graph.handed_on(instance))
     (loss,) = passed
     return loss
 
 
-def _call(op: Op, values: dict[str, Tensor], tensors: tuple[GraphTensor, ...]) -> None:
+def _call(
+    op: Op,
+    values: dict[str, Tensor],
+    tensors: tuple[GraphTensor, ...],
+    numbers: tuple[float, ...] = (),
+) -> None:
     target = torch.ops
     for part in op.target.split("."):
         target = getattr(target, part)
-    args = [_value(arg, values) for arg in op.args]
-    kwargs = {key: _value(arg, values) for key, arg in op.kwargs}
+    args = [_value(arg, values, numbers) for arg in op.args]
+    kwargs = {key: _value(arg, values, numbers) for key, arg in op.kwargs}
     result = target(*args, **kwargs)
     results = [result] if isinstance(result, Tensor) else list(result)
     described = {tensor.name: tensor for tensor in tensors}
@@ -68,14 +73,16 @@ def _decode(data: str, shape: tuple[int, ...], dtype: str) -> Tensor:
     return torch.frombuffer(raw, dtype=getattr(torch, dtype)).reshape(shape).clone()
 
 
-def _value(arg: Arg, values: Mapping[str, Tensor]) -> object:
+def _value(arg: Arg, values: Mapping[str, Tensor], numbers: tuple[float, ...]) -> object:
     match arg:
         case Ref(name):
             return values[name]
+        case Bound(index):
+            return numbers[index]
         case Const("device", _):
             return torch.device("cpu")
         case Const(_, name):
             return getattr(torch, name)
         case tuple():
-            return [_value(item, values) for item in arg]
+            return [_value(item, values, numbers) for item in arg]
     return arg

@@ -88,7 +88,7 @@ HF = {
     "swin": {
         "model_type": "swin", "architectures": ["SwinForImageClassification"],
         "depths": [2, 8, 2], "embed_dim": 16, "num_heads": [1, 2, 4], "window_size": 2,
-        "image_size": 32, "num_labels": 16, "drop_path_rate": 0.0,
+        "image_size": 32, "num_labels": 16, "drop_path_rate": 0.1,
     },
     "resnet": {
         "model_type": "resnet", "architectures": ["ResNetForImageClassification"],

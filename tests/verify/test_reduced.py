@@ -12,7 +12,7 @@ from autoplan.ir.mesh import Mesh
 from autoplan.ir.placement import Shard
 from autoplan.ir.plan import BufferRecord, Plan
 from autoplan.ir.record import strategies_from_record
-from autoplan.verify.precision import in_float32
+from autoplan.verify.precision import in_precision
 from autoplan.verify.reduced import reduced_plan
 from tests.plans import Setup, make_plan
 
@@ -62,11 +62,11 @@ def test_another_model_is_not_the_plans(large):
 
 def test_half_precision_becomes_float32_everywhere(large):
     _, plan = large
-    wide = in_float32(plan)
+    wide = in_precision(plan, "float32")
     assert "bfloat16" in plan.model_dump_json()
     assert "bfloat16" not in wide.graph.model_dump_json()
     assert (wide.graph.dtype, wide.workload.dtype) == ("float32", "float32")
-    assert in_float32(wide) is wide
+    assert in_precision(wide, "float32") is wide
 
 
 def test_values_of_half_precision_buffers_are_kept(plan_data):
@@ -82,7 +82,7 @@ def test_values_of_half_precision_buffers_are_kept(plan_data):
             data=base64.b64encode(zlib.compress(raw)).decode(),
         ).model_dump()
     ]
-    (buffer,) = in_float32(Plan.model_validate(plan_data)).graph.buffers
+    (buffer,) = in_precision(Plan.model_validate(plan_data), "float32").graph.buffers
     wide = torch.frombuffer(
         bytearray(zlib.decompress(base64.b64decode(buffer.data))), dtype=torch.float32
     )

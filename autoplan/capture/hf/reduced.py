@@ -143,9 +143,14 @@ def _stages(config: Any, layers: int, tp: int) -> dict[str, Json]:
     match config.model_type:
         case "swin":
             # Blocks come in pairs, plain and shifted; windows fill the last stage.
-            window, heads = 2, [tp << stage for stage in range(count)]
+            # With one head no operator would change the order in memory.
+            window, heads = 2, [max(2, tp) << stage for stage in range(count)]
             small["depths"] = [min(depth, max(2, layers // 2 * 2)) for depth in config.depths]
-            small |= {"num_heads": list(heads), "embed_dim": _HEAD * tp, "window_size": window}
+            small |= {
+                "num_heads": list(heads),
+                "embed_dim": _HEAD * heads[0],
+                "window_size": window,
+            }
             small["image_size"] = config.patch_size * window * (1 << (count - 1))
         case "resnet":
             small |= {
