@@ -54,14 +54,16 @@ def pipeline_bound(total: float, stages: int, microbatches: int) -> float:
 
 
 def model_size(graph: Graph) -> ModelSize:
-    """Sums over the chain of a graph."""
+    """Sums over the chain of a graph; parameters that no block uses are not held."""
+    used = {fqn for instance in graph.instances for fqn in instance.parameters}
+    parameters = [p for p in graph.parameters if p.fqn in used]
     saved = boundary = 0
     for count, block in zip(class_counts(graph), graph.classes, strict=True):
         saved += count * _saved_bytes(block)
         boundary += count * sum(block.tensor(name).size for name in block.inputs)
     return ModelSize(
-        numel=sum(p.numel for p in graph.parameters),
-        trainable=sum(p.numel for p in graph.parameters if p.trainable),
+        numel=sum(p.numel for p in parameters),
+        trainable=sum(p.numel for p in parameters if p.trainable),
         saved=saved,
         boundary=boundary,
     )

@@ -26,8 +26,13 @@ def in_float64() -> Iterator[None]:
     Parameters, buffers and inputs must be float64 already. What has no float64 kernel
     (grouped products) is computed in another way.
     """
-    with _Numbers(), _Casts():  # type: ignore[no-untyped-call]
-        yield
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Numbers(), _Casts():  # type: ignore[no-untyped-call]
+            yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 class _Numbers(TorchFunctionMode):

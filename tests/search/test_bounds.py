@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 
+from autoplan.capture import capture, load_model
 from autoplan.simulate import simulate_pipeline
-from autoplan.solver.bounds import pipeline_bound
+from autoplan.solver.bounds import model_size, pipeline_bound
 
 
 def test_pipeline_bound_is_below_every_cut() -> None:
@@ -29,3 +30,23 @@ def test_pipeline_bound_is_tight_for_its_own_stage_times() -> None:
     finish = max(microbatches * times[stage] + sum(times[:stage]) for stage in range(stages))
     bound = pipeline_bound(sum(times), stages, microbatches)
     assert abs(bound - finish) < 1e-12
+
+
+def test_parameters_that_no_block_uses_are_not_held(tmp_path) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.used, self.unused = nn.Linear(8, 8), nn.Linear(8, 64)\n"
+        "    def forward(self, x):\n"
+        "        return self.used(x).square().mean()\n"
+        "def model(): return Net()\n"
+        "def batch(batch_size, seq_len): return {'x': torch.randn(batch_size, 8)}\n"
+    )
+    graph = capture(load_model(f"{file}:model"), seq_len=8, dtype="float32").at(1)
+    assert sum(p.numel for p in graph.parameters) == 72 + 576
+    size = model_size(graph)
+    assert size.numel == size.trainable == 72

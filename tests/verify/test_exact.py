@@ -26,6 +26,7 @@ def test_casts_and_new_tensors_are_wide():
         assert torch.zeros(2, dtype=torch.bfloat16).dtype == torch.float64
         assert torch.tensor(0.1).item() == 0.1
         assert torch.arange(3).dtype == torch.int64
+        assert (torch.arange(3) / 2).dtype == torch.float64
     assert x.float().dtype == torch.float32
 
 
