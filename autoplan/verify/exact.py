@@ -42,8 +42,9 @@ class _Numbers(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in (torch.tensor, torch.as_tensor) and args and type(args[0]) is float:
-            dtype = kwargs.pop("dtype", torch.float64)
+        if func in (torch.tensor, torch.as_tensor) and args and type(args[0]) in (int, float):
+            usual = torch.float64 if type(args[0]) is float else torch.int64
+            dtype = kwargs.pop("dtype", None) or usual
             return torch.full((), args[0], dtype=_WIDER.get(dtype, dtype), **kwargs)
         return func(*args, **kwargs)
 

@@ -59,7 +59,7 @@ def _run(folder: Path, reference: Path, index: int) -> dict[str, Any]:
     expected = torch.load(reference, weights_only=True, mmap=True)
     axes = _runtime("mesh").build_mesh(plan, environment.device)
     # What an operator makes of integers alone has the default dtype.
-    exact = model.DTYPE == torch.float64
+    exact = torch.float64 == model.DTYPE
     torch.set_default_dtype(torch.float64 if exact else torch.float32)
     trainer = _runtime("step").Trainer(model, plan, axes, environment.device)
     state = expected["state"]

@@ -50,6 +50,7 @@ FAMILIES: dict[str, tuple[str, int]] = {
     "qwen": ("decoder", 4096),
     "gemma": ("decoder", 4096),
     "phi": ("decoder", 4096),
+    "phi-2": ("decoder", 2048),
     "opt": ("decoder", 2048),
     "bloom": ("decoder", 2048),
     "mixtral": ("mixture of experts", 4096),

@@ -25,6 +25,8 @@ def test_casts_and_new_tensors_are_wide():
         assert torch.softmax(x, 0, dtype=torch.float32).dtype == torch.float64
         assert torch.zeros(2, dtype=torch.bfloat16).dtype == torch.float64
         assert torch.tensor(0.1).item() == 0.1
+        assert torch.tensor(96, dtype=torch.float).sqrt().item() == 96**0.5
+        assert torch.tensor(96).dtype == torch.int64
         assert torch.arange(3).dtype == torch.int64
         assert (torch.arange(3) / 2).dtype == torch.float64
     assert x.float().dtype == torch.float32
