@@ -43,7 +43,8 @@ def test_command_writes_the_page(root, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     text = page.read_text()
-    assert "2 models: 1 captured, 1 solved, 1 verified under tp 2, 1 under pp 2" in text
+    assert "2 models: 1 captured, 1 solved, 1 verified under tp 2 (1 of them" in text
+    assert "1 under pp 2, 1 under both." in text
     assert "GCN (sparse), capture: " in text and "gcn.py:" in text
     again = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert "0 to run" in again.stderr

@@ -22,6 +22,7 @@ from autoplan.ir.record import strategies_from_record
 from autoplan.profiles import load_cluster
 from autoplan.verify.compare import compare
 from autoplan.verify.launch import run_programs
+from autoplan.verify.precision import in_precision
 from autoplan.verify.reference import write_reference
 from tests.plans import Setup, make_plan
 from tests.runtime.conftest import _launch
@@ -126,8 +127,11 @@ def test_rows_stay_sharded_from_end_to_end(name, ranks, spatial):
 
 
 def run(plans, ranks, tmp_path):
-    """Run the programs of (name, source, graph, plan) and compare each with its model."""
+    """Run the programs of (name, source, graph, plan) in float64, each against its model."""
     programs, losses = [], []
+    plans = [
+        (name, source, graph, in_precision(plan, "float64")) for name, source, graph, plan in plans
+    ]
     for name, source, _, plan in plans:
         losses.append(write_reference(source, plan, tmp_path / f"{name}.pt"))
         emit_program(plan, tmp_path / name)
@@ -166,9 +170,10 @@ def test_programs_on_sharded_rows_equal_the_unsharded_model(ranks, spatial, tmp_
         plans.append((name, source, graph, plan))
     found = run(plans, ranks, tmp_path)
     for (name, _, graph, plan), findings in zip(plans, found, strict=True):
+        # Priced in float32, run in float64.
         want = Counter()
         for (kind, payload, _), count in charged(graph, plan).items():
-            want[kind, payload] += count
+            want[kind, 2 * payload] += count
         for finding in findings:
             assert Counter(finding.collectives) == want, name
 
