@@ -33,7 +33,8 @@ from autoplan.capture.source import ModelSource, disable_dropout
 from autoplan.capture.trace import Trace, simplify
 from autoplan.capture.witness import Witness
 from autoplan.errors import CaptureError, UsageError
-from autoplan.ir.graph import BlockClass, Buffer, Graph, Parameter, TensorKind
+from autoplan.ir.experts import EXPERTS
+from autoplan.ir.graph import BlockClass, Buffer, Graph, Parameter, TensorKind, aten_name
 from autoplan.ir.plan import ModelRecord
 from autoplan.ir.record import graph_to_record
 
@@ -264,7 +265,8 @@ def _notes(trace: Trace, classes: list[BlockClass], unused: list[str]) -> list[s
         op.target
         for block in classes
         for op in block.ops
-        if op.target.split(".")[1] not in KNOWN_SAVED
+        if op.target != EXPERTS
+        and aten_name(op.target) not in KNOWN_SAVED
         and any(block.tensor(name).requires_grad for name in op.outputs)
     )
     if unknown:

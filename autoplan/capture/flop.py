@@ -3,7 +3,8 @@
 The conventions are those of ``torch.utils.flop_counter``: only contractions count, and
 causal attention counts in full. The backward of a contraction is one contraction per
 differentiable operand; that of fused attention is 2.5 times its forward, since the kernel
-computes the scores again.
+computes the scores again. An operator of another library counts by the formula registered for
+it in torch (``torch.utils.flop_counter.register_flop_formula``), backward as for a contraction.
 """
 
 from __future__ import annotations
@@ -11,9 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
+import torch
+from torch.utils.flop_counter import flop_registry
+
 from autoplan.capture.trace import TracedOp, TracedTensor
+from autoplan.errors import CaptureError
 from autoplan.ir.experts import EXPERTS, experts_region
-from autoplan.ir.graph import Ref
+from autoplan.ir.graph import Arg, Const, Ref
 
 __all__ = ["op_flop"]
 
@@ -25,10 +30,13 @@ def op_flop(op: TracedOp, tensors: Tensors) -> tuple[int, int]:
     if op.target == EXPERTS:
         region = experts_region(op, tensors.__getitem__)
         return region.flop, region.flop_backward
+    inputs = [tensors[name] for name in op.inputs]
+    if not op.packet:
+        forward = _registered(op, tensors)
+        return forward, forward * min(2, sum(tensor.requires_grad for tensor in inputs))
     formula = _FORMULAS.get(op.packet)
     if formula is None:
         return 0, 0
-    inputs = [tensors[name] for name in op.inputs]
     forward = formula(op, inputs, [tensors[name] for name in op.outputs])
     if not any(tensors[name].requires_grad for name in op.outputs):
         return forward, 0
@@ -73,13 +81,45 @@ def _grouped(op: TracedOp, inputs: list[TracedTensor], outputs: list[TracedTenso
 def _einsum(op: TracedOp, inputs: list[TracedTensor], outputs: list[TracedTensor]) -> int:
     equation = str(op.args[0]).replace(" ", "")
     assert isinstance(op.args[1], tuple) and all(isinstance(item, Ref) for item in op.args[1])
-    sizes: dict[str, int] = {}
+    sizes: dict[str | int, int] = {}
     terms = equation.partition("->")[0].split(",")
-    for letters, tensor in zip(terms, inputs, strict=True):
-        if "." in letters:
-            return 0
-        sizes.update(zip(letters, tensor.shape, strict=True))
+    for term, tensor in zip(terms, inputs, strict=True):
+        head, dots, tail = term.partition("...")
+        # Dims that an ellipsis stands for are aligned at its last one.
+        free = range(len(head) + len(tail) - len(tensor.shape), 0) if dots else ()
+        for dim, size in zip((*head, *free, *tail), tensor.shape, strict=True):
+            sizes[dim] = max(size, sizes.get(dim, 1))
     return 2 * math.prod(sizes.values())
+
+
+def _registered(op: TracedOp, tensors: Tensors) -> int:
+    namespace, name, _ = op.target.split(".")
+    formula = flop_registry.get(getattr(getattr(torch.ops, namespace), name))
+    if formula is None:
+        return 0
+
+    def example(name: str) -> torch.Tensor:
+        tensor = tensors[name]
+        return torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device="meta")
+
+    def value(arg: Arg) -> object:
+        if isinstance(arg, Ref):
+            return example(arg.name)
+        if isinstance(arg, Const):
+            return getattr(torch, arg.name) if arg.kind == "dtype" else None
+        return [value(item) for item in arg] if isinstance(arg, tuple) else arg
+
+    outputs = [example(name) for name in op.outputs]
+    args = [value(arg) for arg in op.args]
+    kwargs = {key: value(arg) for key, arg in op.kwargs}
+    try:
+        return int(formula(*args, **kwargs, out_val=outputs[0] if len(outputs) == 1 else outputs))
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise CaptureError(
+            f"the FLOP formula registered for {op.target} fails: {reason}",
+            hint="it gets the call's arguments, shapes in place of tensors, and out_shape",
+        ) from error
 
 
 _FORMULAS: dict[str, Formula] = {

@@ -175,7 +175,7 @@ def _block(
 
 def _name_outputs(op: TracedOp, path: str, names: _Names, local: dict[str, str]) -> None:
     tail = path.rpartition(".")[2]
-    packet = op.packet.strip("_")
+    packet = op.target.split(".")[1].strip("_")
     wish = f"{tail}_{packet}" if tail and not tail.isdigit() else packet
     if len(op.outputs) == 1:
         local[op.outputs[0]] = names.new(wish)

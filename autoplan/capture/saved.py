@@ -66,7 +66,7 @@ KNOWN_SAVED = frozenset(
     | _LOSSES | _BAGS
     | {"div", "scaled_dot_product_attention", "dropout", "cross_entropy_loss", "l1_loss",
        "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "true_divide",
-       "dropout_", "experts"}
+       "dropout_"}
 )  # fmt: skip
 
 

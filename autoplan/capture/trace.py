@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from autoplan.ir.graph import Arg, Const, Ref, TensorKind, tensor_refs
+from autoplan.ir.graph import Arg, Const, Ref, TensorKind, aten_name, tensor_refs
 
 __all__ = ["Trace", "TracedOp", "TracedTensor", "draws_random_numbers", "simplify"]
 
@@ -49,8 +49,8 @@ class TracedOp:
 
     @property
     def packet(self) -> str:
-        """Operator name without namespace and overload."""
-        return self.target.split(".")[1]
+        """Name of one of torch's operators, without overload; empty for another library's."""
+        return aten_name(self.target)
 
 
 @dataclass(slots=True, kw_only=True)

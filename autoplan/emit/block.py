@@ -20,7 +20,7 @@ from autoplan.emit.text import (
     string,
 )
 from autoplan.errors import InputError
-from autoplan.ir.graph import BlockClass, Op, Tensor
+from autoplan.ir.graph import BlockClass, Op, Tensor, aten_name
 from autoplan.ir.placement import Placement, Replicate, shard_shape
 from autoplan.ir.strategy import OpStrategy
 from autoplan.rules import localize
@@ -252,6 +252,6 @@ def op_lines(
     function = runtime_call(call) if call else operator_call(op.target)
     results = [names[name] for name in op.outputs]
     left = ", ".join(results)
-    if len(results) == 1 and op.target.split(".")[1] in _LISTS:
+    if len(results) == 1 and aten_name(op.target) in _LISTS:
         left = f"({left},)"
     return call_lines(f"{left} = {function}", args, note, indent)

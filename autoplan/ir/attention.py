@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autoplan.ir.graph import Arg, BlockClass, Bound, Op, Ref
+from autoplan.ir.graph import Arg, BlockClass, Bound, Op, Ref, aten_name
 
 __all__ = ["ATTENTION_TARGET", "AttentionRegion", "attention_argument", "attention_regions"]
 
@@ -93,7 +93,7 @@ def _regions(block: BlockClass) -> Iterator[AttentionRegion]:
 
 
 def _packet(op: Op) -> str:
-    return op.target.split(".")[1]
+    return aten_name(op.target)
 
 
 def _fused(op: Op, block: BlockClass, makers: dict[str, Op]) -> AttentionRegion:

@@ -27,6 +27,7 @@ __all__ = [
     "Ref",
     "Tensor",
     "TensorKind",
+    "aten_name",
     "dtype_size",
     "is_bindable",
     "numbers_read",
@@ -115,6 +116,16 @@ def is_bindable(value: object) -> bool:
     (True, False, False)
     """
     return isinstance(value, float) and math.isfinite(value) and value not in (0.0, 1.0, -1.0)
+
+
+def aten_name(target: str) -> str:
+    """Name of one of torch's operators, without overload; empty for another library's.
+
+    >>> aten_name("aten.add.Tensor"), aten_name("mylib.add.default")
+    ('add', '')
+    """
+    namespace, name, _ = target.split(".")
+    return name if namespace == "aten" else ""
 
 
 def tensor_refs(arg: Arg) -> Iterator[str]:

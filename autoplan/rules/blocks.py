@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 
 from autoplan.ir.experts import EXPERTS, argument, experts_region
-from autoplan.ir.graph import BlockClass, Op
+from autoplan.ir.graph import BlockClass, Op, aten_name
 from autoplan.ir.memo import by_identity
 
 __all__ = ["block_counts", "view_groups"]
@@ -44,7 +44,7 @@ def block_counts(block: BlockClass) -> tuple[tuple[int, int], ...]:
 
 
 def _name(op: Op) -> str:
-    return op.target.split(".")[1] if op.target.startswith("aten.") else ""
+    return aten_name(op.target)
 
 
 def _changed(op: Op, block: BlockClass) -> set[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -57,3 +59,38 @@ def test_flop_and_parameters_are_torchs(name: str) -> None:
         assert ours[0] == pytest.approx(forward, rel=0.01)
     assert ours[1] == pytest.approx(backward, rel=0.01)
     assert sum(p.numel for p in graph.parameters) == sum(p.numel() for p in module.parameters())
+
+
+EINSUM = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 4, 8))
+
+    def forward(self, x):
+        return torch.einsum("EQUATION", x, self.weight).square().mean()
+
+
+def batch(batch_size, seq_len):
+    return {"x": torch.randn(batch_size, 6, 5, 4)}
+"""
+
+
+@pytest.mark.parametrize(
+    "equation", ["bhtd,hde->bhte", "...td,...de->...te", "bh...d,hde->bh...e", "bhtd,hde->bte"]
+)
+def test_flop_of_einsum(equation: str, tmp_path: Path) -> None:
+    path = tmp_path / "net.py"
+    path.write_text(EINSUM.replace("EQUATION", equation))
+    source = load_model(f"{path}:Net")
+    graph = capture(source, seq_len=0, dtype="float32").at(3)
+    torch.manual_seed(0)
+    want = count_flop(source.build(dtype="float32", device="cpu"), source.batch(3, 0))
+    forward, backward = _flop(graph)
+    assert forward == want[0]
+    # The batch has no gradient: of two operands one does.
+    assert backward == want[1]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autoplan.capture import capture, load_model
-from autoplan.errors import InputError, UnsupportedOpError, UsageError
+from autoplan.errors import CaptureError, InputError, UnsupportedOpError, UsageError
 from autoplan.ir.graph import Graph
 from autoplan.rules import has_rule, library_of, registry, strategies
 from autoplan.rules.coverage import replicated_notes, rule_coverage
@@ -154,6 +154,61 @@ def test_a_random_operator_of_a_library_is_refused(
     path.write_text(path.read_text().replace("mutates_args=()", tags))
     with pytest.raises(UnsupportedOpError, match="draws random numbers"):
         _graph(spec)
+
+
+FORMULA = """
+from torch.utils.flop_counter import register_flop_formula
+
+@register_flop_formula(torch.ops.{name}.gated)
+def formula(x, gate, *, out_shape):
+    return {value}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "flop"),
+    [("theta", "3 * x[0] * gate[1]", (3 * 4 * 64, 2 * 3 * 4 * 64)), ("iota", "0", (0, 0))],
+)
+def test_flop_are_those_of_torchs_registry(
+    name: str,
+    value: str,
+    flop: tuple[int, int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = _write(tmp_path, name)
+    with (tmp_path / f"{name}_operators.py").open("a") as file:
+        file.write(FORMULA.format(name=name, value=value))
+    (op,) = (op for b in _graph(spec).classes for op in b.ops if name in op.target)
+    assert (op.flop, op.flop_backward) == flop
+
+
+def test_a_formula_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = _write(tmp_path, "lamda")
+    with (tmp_path / "lamda_operators.py").open("a") as file:
+        file.write(FORMULA.format(name="lamda", value="x[7]"))
+    with pytest.raises(CaptureError, match=r"FLOP formula .* lamda\.gated\.default fails: Index"):
+        _graph(spec)
+
+
+def test_an_operator_named_like_one_of_torchs_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps inputs and outputs for backward, and is not taken for a product."""
+    monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = _write(tmp_path, "mu")
+    for path in tmp_path.glob("mu_*.py"):
+        path.write_text(
+            path.read_text().replace("mu::gated", "mu::mm").replace("mu.gated", "mu.mm")
+        )
+    (op,) = (op for b in _graph(spec).classes for op in b.ops if op.target == "mu.mm.default")
+    assert (op.flop, op.flop_backward) == (0, 0)
+    assert op.saved == (*op.inputs, *op.outputs)
 
 
 _SOLVE = ("--cluster", "cpu:2", "--global-batch", "256", "--tp", "2", "--set=width=4096", "-o")
