@@ -25,9 +25,8 @@ from autoplan.ir.graph import BlockInstance, is_bindable
 
 __all__ = ["Witness"]
 
-# Producers of differentiable tensors further back than this many chunks count as equally far,
-# those of others whenever they are outside.
-_NEAR = 2
+# Constants of at most this many elements are told apart by value.
+_SMALL = 1024
 
 
 class Witness:
@@ -69,7 +68,7 @@ class Witness:
 
         Equal chunks have equal numbers as their class.
         """
-        log = _Log(_owned(self._module, self._stacks))
+        log = _Log(_Places(self._module, self._stacks), _held(self._module, self._batch))
         try:
             with (
                 torch.random.fork_rng(devices=[]),
@@ -101,8 +100,8 @@ class Witness:
             for path in stack.paths:
                 for key, item in self._module.get_submodule(path).named_children():
                     handles += [
-                        item.register_forward_pre_hook(_enter(log, f"{path}.{key}")),
-                        item.register_forward_hook(_enter(log, "")),
+                        item.register_forward_pre_hook(_enter(log, path, key)),
+                        item.register_forward_hook(_leave(log)),
                     ]
         try:
             yield
@@ -111,14 +110,13 @@ class Witness:
                 handle.remove()
 
 
-def _owned(module: nn.Module, stacks: tuple[Stack, ...]) -> dict[int, tuple[str, str, str]]:
-    """Path, key and name inside the item of each parameter of one, by identity."""
-    owned: dict[int, tuple[str, str, str]] = {}
-    for path in (path for stack in stacks for path in stack.paths):
-        for fqn, parameter in module.get_submodule(path).named_parameters():
-            key, _, rest = fqn.partition(".")
-            owned.setdefault(id(parameter), (path, key, rest))
-    return owned
+def _held(module: nn.Module, batch: Mapping[str, Tensor]) -> dict[int, str]:
+    """Name of each tensor that is there before the run, by identity."""
+    named = [*module.named_parameters(), *module.named_buffers()]
+    held = {id(tensor): f"batch {name}" for name, tensor in batch.items()}
+    for fqn, tensor in named:
+        held.setdefault(id(tensor), fqn)
+    return held
 
 
 def _reached(loss: Any) -> set[int]:
@@ -151,16 +149,97 @@ def _as_exporting() -> Iterator[None]:
         torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag = before
 
 
-def _enter(log: _Log, name: str) -> Callable[..., None]:
+def _enter(log: _Log, path: str, key: str) -> Callable[..., None]:
     def hook(*rest: Any) -> None:
-        if log.chunks[-1] == _Chunk(""):
-            log.chunks.pop()
-        log.chunks.append(_Chunk(name))
-        if name:
-            path, _, key = name.rpartition(".")
-            log.entered[path] = key
+        log.places.enter(path, key)
+        log.open(f"{path}.{key}")
 
     return hook
+
+
+def _leave(log: _Log) -> Callable[..., None]:
+    def hook(*rest: Any) -> None:
+        log.open("")
+
+    return hook
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """An operator's result: the item at which it was made, and its number there.
+
+    What runs after an item and before the next counts with it; ``stack`` is -1 before the
+    first. ``walk`` counts how often the model has begun with a list anew, ``position`` is
+    that in the list as it is now.
+    """
+
+    stack: int
+    walk: int
+    position: int
+    number: int = 0
+    result: int = 0
+
+
+class _Places:
+    """Where in the stacks the model is, and names of places that all repeats share."""
+
+    def __init__(self, module: nn.Module, stacks: tuple[Stack, ...]) -> None:
+        self.now = _Place(-1, 0, 0)
+        self._lists = {path: index for index, stack in enumerate(stacks) for path in stack.paths}
+        self._keys = [
+            [key for key, _ in module.get_submodule(stack.paths[0]).named_children()]
+            for stack in stacks
+        ]
+        self._periods = [
+            {
+                str(position): run.period
+                for run in stack.runs
+                for repeat in range(run.repeats)
+                for position in run.items(repeat)
+            }
+            for stack in stacks
+        ]
+
+    def enter(self, path: str, key: str) -> None:
+        """An item begins; those of several lists at one position are one."""
+        stack = self._lists[path]
+        position = self._keys[stack].index(key)
+        if (stack, position) == (self.now.stack, self.now.position):
+            return
+        again = stack != self.now.stack or position < self.now.position
+        self.now = _Place(stack, self.now.walk + again, position)
+
+    def step(self) -> None:
+        """One more operator at this place."""
+        self.now = replace(self.now, number=self.now.number + 1)
+
+    def name(self, place: _Place) -> tuple[object, ...]:
+        """Place as seen from here: relative within the last period, else absolute."""
+        result = (place.number, place.result)
+        if place.stack < 0:
+            return ("before", *result)
+        if place.stack == self.now.stack and place.walk == self.now.walk:
+            back = self._back(place.stack, place.position)
+            if back is not None:
+                return ("back", back, *result)
+        return (place.stack, place.walk, self._keys[place.stack][place.position], *result)
+
+    def owner(self, fqn: str) -> tuple[object, ...]:
+        """Parameter or buffer as seen from here, by the item that has it."""
+        for path, stack in self._lists.items():
+            if stack != self.now.stack or not fqn.startswith(f"{path}."):
+                continue
+            key, _, rest = fqn.removeprefix(f"{path}.").partition(".")
+            back = self._back(stack, self._keys[stack].index(key))
+            if back is not None:
+                return ("own", back, path, rest)
+        return ("held", fqn)
+
+    def _back(self, stack: int, position: int) -> int | None:
+        """Items from a position to this one, where it is of the last period."""
+        period = self._periods[stack].get(self._keys[stack][self.now.position], 1)
+        back = self.now.position - position
+        return back if 0 <= back <= period else None
 
 
 @dataclass(slots=True)
@@ -173,39 +252,51 @@ class _Chunk:
 
 
 class _Log(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Tokens of the operators run, by chunk. Tensors are named by where they were made.
+    """Tokens of the operators run, by chunk. Tensors are named by where they were made."""
 
-    Parameters of items (``owned``) are too, if the item is not the one entered last.
-    """
-
-    def __init__(self, owned: Mapping[int, tuple[str, str, str]]) -> None:
+    def __init__(self, places: _Places, held: Mapping[int, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._owned = owned
-        self.entered: dict[str, str] = {}
+        self.places = places
         self.chunks = [_Chunk("")]
-        self._made: dict[int, tuple[int, int]] = {}
+        self._held = held
+        self._made: dict[int, _Place] = {}
         # Keeps results alive, so that no other tensor gets their identity.
         self._alive: list[Any] = []
+
+    def open(self, name: str) -> None:
+        """Begin a chunk; one without operators is dropped."""
+        if self.chunks[-1] == _Chunk(""):
+            self.chunks.pop()
+        self.chunks.append(_Chunk(name))
+
+    def _note(self, result: Tensor, index: int) -> None:
+        if id(result) not in self._held:
+            self._made[id(result)] = replace(self.places.now, result=index)
+            self._alive.append(result)
+
+    def seen(self, out: Any) -> None:
+        """Results of a function: views among them are other objects than their operator's."""
+        for index, result in enumerate(out if isinstance(out, list | tuple) else (out,)):
+            if isinstance(result, Tensor) and id(result) not in self._made:
+                self._note(result, index)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        tokens = self.chunks[-1].tokens
         is_free = binds_numbers(func._schema.name.partition("::")[2])
         named = tuple((kwargs or {}).items())
-        tokens.append(
+        self.chunks[-1].tokens.append(
             (
                 func,
                 tuple(self._argument(arg, is_free) for arg in args),
                 tuple((key, self._argument(arg, is_free)) for key, arg in named),
             )
         )
-        place = (len(self.chunks), len(tokens))
-        for result in out if isinstance(out, list | tuple) else (out,):
+        self.places.step()
+        for index, result in enumerate(out if isinstance(out, list | tuple) else (out,)):
             if isinstance(result, Tensor):
-                self._made[id(result)] = place
-                self._alive.append(result)
+                self._note(result, index)
         return out
 
     def _argument(self, value: Any, is_free: bool) -> Any:
@@ -216,20 +307,25 @@ class _Log(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _token(self, value: Any) -> Any:
         if isinstance(value, Tensor):
-            chunk, index = self._made.get(id(value), (0, 0))
-            far = _NEAR if value.requires_grad else 1
-            distance = min(len(self.chunks) - chunk, far) if chunk else -1
-            path, key, rest = self._owned.get(id(value), ("", "", ""))
             return (
-                "tensor", tuple(value.shape), value.dtype, value.requires_grad, distance,
-                index if distance == 0 else 0,
-                (path, key, rest) if self.entered.get(path) != key else (path, rest),
+                "tensor", tuple(value.shape), value.dtype, value.requires_grad, self._name(value),
             )  # fmt: skip
         if isinstance(value, list | tuple):
             return tuple(map(self._token, value))
         if isinstance(value, dict):
             return tuple((key, self._token(item)) for key, item in value.items())
         return repr(value)
+
+    def _name(self, value: Tensor) -> tuple[object, ...]:
+        fqn = self._held.get(id(value))
+        if fqn is not None:
+            return self.places.owner(fqn)
+        if id(value) not in self._made:
+            # A constant, or a view that only the kernels of a function see.
+            self._note(value, 0)
+        name = self.places.name(self._made[id(value)])
+        is_known = value.device.type == "meta" or value.numel() > _SMALL
+        return name if is_known else (*name, tuple(value.flatten().tolist()))
 
 
 class _Calls(TorchFunctionMode):
@@ -249,4 +345,6 @@ class _Calls(TorchFunctionMode):
         named = kwargs or {}
         given = (*args, *named.values())
         self._log.chunks[-1].numbers += [value for value in given if isinstance(value, float)]
-        return func(*args, **named)
+        out = func(*args, **named)
+        self._log.seen(out)
+        return out

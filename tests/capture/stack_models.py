@@ -190,6 +190,56 @@ class UNet(nn.Module):
         return x.square().mean()
 
 
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left = nn.Linear(WIDTH, WIDTH)
+        self.right = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, y):
+        return x + torch.relu(self.left(y)), y + torch.tanh(self.right(x))
+
+
+class Routed(nn.Module):
+    """Equal layers that the loop of forward gives other tensors of the same shape.
+
+    ``what`` they get by their place: one of two ``masks`` or ``buffers``, both of two streams
+    in a ``swap``, the result of an ``early`` layer, or that of the ``first``.
+    """
+
+    def __init__(self, what, depth, at):
+        super().__init__()
+        self.inside = nn.Linear(WIDTH, WIDTH)
+        made = Pair if what == "swap" else First
+        self.layers = nn.ModuleList(made() if what == "swap" else made(1) for _ in range(depth))
+        self.register_buffer("near", torch.linspace(0, 1, WIDTH))
+        self.register_buffer("far", torch.linspace(0, 9, WIDTH))
+        self.what, self.at = what, at
+
+    def forward(self, x):
+        x = y = self.inside(x)
+        near, far = (self.near, self.far) if self.what == "buffers" else (x.tanh(), x.cos())
+        for index, layer in enumerate(self.layers):
+            if self.what == "swap":
+                x, y = layer(y, x) if index == self.at else layer(x, y)
+                continue
+            if self.what in ("masks", "buffers"):
+                other = far if index % self.at == self.at - 1 else near
+            else:
+                other = near
+            before = x
+            x, _ = layer(x, other)
+            if self.what == "first" and index == 0:
+                near = x
+            if self.what == "early" and index == self.at:
+                near = before
+        return (2 * x - y).square().mean()
+
+
+def routed(what="masks", depth=24, at=6):
+    return Routed(what, depth, at)
+
+
 def stacks(pattern, walk="plain"):
     return Stacks(pattern, walk)
 

@@ -41,6 +41,13 @@ PATTERNS = [
     ("stacks", {"pattern": "aaaaaaaa", "walk": "one"}, []),
     ("stacks", {"pattern": "aaaaaaaaa", "walk": "place"}, []),
     ("stacks", {"pattern": "abcaacab", "walk": "scales"}, [8]),
+    ("routed", {"what": "masks", "at": 1}, [24]),
+    # So is which tensor a layer gets, be they of one shape.
+    ("routed", {"what": "masks"}, []),
+    ("routed", {"what": "buffers"}, []),
+    ("routed", {"what": "swap", "at": 12}, []),
+    ("routed", {"what": "early", "at": 12}, []),
+    ("routed", {"what": "first"}, []),
 ]
 
 
