@@ -259,6 +259,9 @@ def _notes(trace: Trace, classes: list[BlockClass], unused: list[str]) -> list[s
     updates = [note for note in trace.notes if note.startswith("update of buffer")]
     if updates:
         notes.append(_sample("in-place updates of buffers left out", updates))
+    dense = [note for note in trace.notes if note.startswith("sparse gradient")]
+    if dense:
+        notes.append(_sample("sparse gradients made dense", dense))
     if unused:
         notes.append(_sample("parameters that the loss does not use", unused))
     unknown = dict.fromkeys(
@@ -286,6 +289,7 @@ def _notes(trace: Trace, classes: list[BlockClass], unused: list[str]) -> list[s
 
 def _sample(text: str, names: list[str]) -> str:
     first = names[0].removeprefix("update of buffer ").removesuffix(" left out")
+    first = first.removeprefix("sparse gradient of ")
     return f"{text}: {first}" + (" and others like it" if len(names) > 1 else "")
 
 

@@ -42,9 +42,8 @@ def op_flop(op: TracedOp, tensors: Tensors) -> tuple[int, int]:
         return forward, 0
     if op.packet == "scaled_dot_product_attention":
         return forward, forward * 5 // 2
-    operands = inputs[1:3] if op.packet in {"addmm", "baddbmm"} else inputs[:2]
-    if op.packet == "einsum":
-        operands = inputs
+    first, last = _OPERANDS.get(op.packet, (0, 2))
+    operands = inputs[first:last]
     return forward, forward * sum(tensor.requires_grad for tensor in operands)
 
 
@@ -57,6 +56,15 @@ def _contraction(op: TracedOp, inputs: list[TracedTensor], outputs: list[TracedT
 
 def _biased(op: TracedOp, inputs: list[TracedTensor], outputs: list[TracedTensor]) -> int:
     return 2 * math.prod(outputs[0].shape) * inputs[1].shape[-1]
+
+
+def _summed(op: TracedOp, inputs: list[TracedTensor], outputs: list[TracedTensor]) -> int:
+    # Products of matrices, all added up.
+    return 2 * math.prod(inputs[1].shape) * outputs[0].shape[-1]
+
+
+def _bilinear(op: TracedOp, inputs: list[TracedTensor], outputs: list[TracedTensor]) -> int:
+    return 2 * math.prod(outputs[0].shape[:-1]) * math.prod(inputs[2].shape)
 
 
 def _attention(op: TracedOp, inputs: list[TracedTensor], outputs: list[TracedTensor]) -> int:
@@ -122,13 +130,25 @@ def _registered(op: TracedOp, tensors: Tensors) -> int:
         ) from error
 
 
+# Which inputs are multiplied, where it isn't the first two.
+_OPERANDS: dict[str, tuple[int, int | None]] = {
+    **dict.fromkeys(("addmm", "baddbmm", "addbmm", "addmv"), (1, 3)),
+    "bilinear": (0, 3),
+    "einsum": (0, None),
+}
+
 _FORMULAS: dict[str, Formula] = {
     "linear": _contraction,
     "mm": _contraction,
     "bmm": _contraction,
     "matmul": _contraction,
     "mv": _contraction,
+    "dot": _contraction,
+    "vdot": _contraction,
     "addmm": _biased,
+    "addmv": _biased,
+    "addbmm": _summed,
+    "bilinear": _bilinear,
     "baddbmm": _biased,
     "scaled_dot_product_attention": _attention,
     "convolution": _convolution,

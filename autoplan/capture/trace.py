@@ -70,7 +70,7 @@ class Trace:
 
 def simplify(trace: Trace) -> Trace:
     """The trace without no-ops, repeated parameter-free operators, and unused results."""
-    trace = _with_portable_histograms(_without_round_trips(trace))
+    trace = _with_dense_gradients(_with_portable_histograms(_without_round_trips(trace)))
     ops, renamed = _without_no_ops(trace)
     output = renamed.get(trace.output, trace.output)
     ops, merged = _merge_parameter_free(ops, trace.tensors)
@@ -139,6 +139,23 @@ def _without_round_trips(trace: Trace) -> Trace:
                 op = replace(op, target="aten.reshape.default", args=(made.args[0], shape))
         ops.append(op)
     return replace(trace, ops=ops)
+
+
+# Position of ``sparse`` among the arguments.
+_SPARSE = {"embedding": 4, "embedding_bag": 5, "_embedding_bag": 5}
+
+
+def _with_dense_gradients(trace: Trace) -> Trace:
+    """Tables whose gradient would be a sparse tensor get the same one as a dense tensor."""
+    ops, notes = [], list(trace.notes)
+    for op in trace.ops:
+        at = _SPARSE.get(op.packet, len(op.args))
+        if op.args[at : at + 1] == (True,):
+            op = replace(op, args=(*op.args[:at], False, *op.args[at + 1 :]))
+            table = trace.tensors[op.inputs[0]].fqn
+            notes.append(f"sparse gradient of {table or op.inputs[0]}")
+        ops.append(op)
+    return replace(trace, ops=ops, notes=notes)
 
 
 def _with_portable_histograms(trace: Trace) -> Trace:

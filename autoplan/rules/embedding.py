@@ -27,6 +27,8 @@ _LARGEST = 2  # and for the mode of a bag
 def embedding(op: Op, view: OpView) -> Iterator[OpStrategy]:
     """``weight [v, h]``, ids -> ids' shape and ``h``: ids, columns, vocabulary."""
     ids = view.shape(1)
+    if view.arg(4, "sparse", False) is True:
+        return
     yield view.strategy({0: S(1)}, S(len(ids)))
     if view.arg(3, "scale_grad_by_freq", False) is True:  # counts over all ids
         return

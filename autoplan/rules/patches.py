@@ -26,19 +26,24 @@ def windows(op: Op, view: OpView) -> Iterator[OpStrategy]:
     yield view.strategy({0: P}, P)
 
 
-@rule("aten.im2col.default", "aten.col2im.default", "aten.channel_shuffle.default")
+@rule("aten.channel_shuffle.default")
+def channel_shuffle(op: Op, view: OpView) -> Iterator[OpStrategy]:
+    """Channels (dim 1) in another order: every other dim; linear."""
+    for dim in range(len(view.shape())):
+        if dim != 1:
+            yield view.strategy({0: S(dim)}, S(dim))
+    yield view.strategy({0: P}, P)
+
+
+@rule("aten.im2col.default", "aten.col2im.default")
 def patches(op: Op, view: OpView) -> Iterator[OpStrategy]:
     """Patches of an image as columns, and back: batch and channels; linear."""
     batched = len(view.shape()) - (3 if not op.target.startswith("aten.col2im") else 2)
     for dim in range(batched):
         yield view.strategy({0: S(dim)}, S(dim))
-    if not op.target.startswith("aten.channel_shuffle"):
-        yield view.strategy({0: S(batched)}, S(batched))
-        if op.target.startswith("aten.im2col") and _tiles(view):
-            yield view.strategy({0: S(batched + 1)}, S(batched + 1))
-    else:
-        for dim in range(batched + 1, len(view.shape())):
-            yield view.strategy({0: S(dim)}, S(dim))
+    yield view.strategy({0: S(batched)}, S(batched))
+    if op.target.startswith("aten.im2col") and _tiles(view):
+        yield view.strategy({0: S(batched + 1)}, S(batched + 1))
     yield view.strategy({0: P}, P)
 
 

@@ -342,7 +342,12 @@ def repeat(op: Op, view: OpView) -> Iterator[OpStrategy]:
     yield from _mapped(view, {d - added: d for d in range(added, len(times)) if times[d] == 1})
 
 
-@rule("aten.repeat_interleave.self_int")
+def _localize_repeats(op: Op, view: OpView, strategy: OpStrategy) -> Op:
+    """Without the whole result's length, which is only a hint."""
+    return replace(op, kwargs=tuple(item for item in op.kwargs if item[0] != "output_size"))
+
+
+@rule("aten.repeat_interleave.self_int", localizer=_localize_repeats)
 def repeat_interleave(op: Op, view: OpView) -> Iterator[OpStrategy]:
     """Each element of a dim repeated: order is kept, so the dim itself may be sharded."""
     dim = view.arg(2, "dim")

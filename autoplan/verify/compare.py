@@ -82,6 +82,7 @@ def compare(
             errors[fqn] = max(error, errors.get(fqn, 0.0))
             sizes[fqn] = finding.sizes[fqn]
     _check_complete(plan, findings, errors)
+    _check_reference(plan.graph.name, expected_loss, sizes, exact or {})
     tolerance = TOLERANCES[plan.graph.dtype]
     typical = median([size for size in sizes.values() if size > 0.0] or [0.0])
     true_sizes = sizes if plan.graph.dtype == "float64" else _true_sizes(sizes, exact or {})
@@ -92,7 +93,7 @@ def compare(
         limits[fqn] = tolerance * (typical if fqn in zero else size)
         if fqn not in zero:
             limits[fqn] = max(limits[fqn], ROUNDING_MARGIN * rounding)
-    wrong = [fqn for fqn, error in errors.items() if error > limits[fqn]]
+    wrong = [fqn for fqn, error in errors.items() if not error <= limits[fqn]]
 
     def relative(fqn: str) -> float:
         return errors[fqn] / max(typical if fqn in zero else sizes[fqn], 1e-300)
@@ -140,6 +141,22 @@ def _check_complete(plan: Plan, findings: Sequence[Finding], errors: Mapping[str
         raise VerificationError("the program has no parameter to compare")
 
 
+def _check_reference(
+    name: str, loss: float, sizes: Mapping[str, float], exact: Mapping[str, ExactGradient]
+) -> None:
+    """Nothing can be compared with numbers that are not finite."""
+    found = {"the loss": loss, **{f"the gradient of {fqn}": size for fqn, size in sizes.items()}}
+    for fqn, gradient in exact.items():
+        found[f"the float64 gradient of {fqn}"] = gradient.size + gradient.rounding
+    for what, value in found.items():
+        if not math.isfinite(value):
+            raise VerificationError(
+                f"{name}: {what} of the unsharded model itself is {value}: nothing to compare with",
+                hint="look for an overflow, a root or a logarithm of zero, or a division by it, "
+                "on the batch that the model is given",
+            )
+
+
 def _few(names: Sequence[str]) -> str:
     more = f" and {len(names) - 2} more" if len(names) > 2 else ""
     return ", ".join(names[:2]) + more
@@ -159,7 +176,7 @@ def _check(report: VerifyReport, wrong: int) -> None:
             hint="this is a bug of the program or of a sharding rule: report it with plan.json",
             details={"parameter": report.worst_parameter, "error": report.worst_error},
         )
-    if report.loss_error > report.tolerance:
+    if not report.loss_error <= report.tolerance:
         raise VerificationError(
             f"the loss is {report.loss:.8g}, the unsharded model's {report.expected_loss:.8g} "
             f"(relative error {report.loss_error:.2e}, tolerance {report.tolerance:.0e})",

@@ -163,4 +163,8 @@ def _step(module: torch.nn.Module, batch: dict[str, torch.Tensor], plan: Plan) -
 
 
 def _gradients(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+    return {
+        name: p.grad.to_dense() if p.grad.is_sparse else p.grad
+        for name, p in module.named_parameters()
+        if p.grad is not None
+    }

@@ -94,3 +94,39 @@ def test_flop_of_einsum(equation: str, tmp_path: Path) -> None:
     assert forward == want[0]
     # The batch has no gradient: of two operands one does.
     assert backward == want[1]
+
+
+PRODUCTS = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bilinear = nn.Bilinear(4, 5, 6)
+        self.added = nn.Parameter(torch.randn(6))
+        self.matrix = nn.Parameter(torch.randn(6, 6))
+
+    def forward(self, x, y):
+        z = self.bilinear(x, y)
+        u = torch.addbmm(self.matrix, z[:, :, None], z[:, None])
+        v = torch.addmv(self.added, u, self.added)
+        return torch.dot(v, self.added)
+
+
+def batch(batch_size, seq_len):
+    return {"x": torch.randn(batch_size, 4), "y": torch.randn(batch_size, 5)}
+"""
+
+
+def test_flop_of_products_that_torch_does_not_count(tmp_path: Path) -> None:
+    """Rows times what is summed over, twice; backward once for each operand with a gradient."""
+    path = tmp_path / "net.py"
+    path.write_text(PRODUCTS)
+    graph = capture(load_model(f"{path}:Net"), seq_len=0, dtype="float32").at(3)
+    found = {op.target: (op.flop, op.flop_backward) for b in graph.classes for op in b.ops}
+    assert found["aten.bilinear.default"] == (2 * 3 * 6 * 20, 2 * 3 * 6 * 20)
+    assert found["aten.addbmm.default"] == (2 * 3 * 36, 2 * 2 * 3 * 36)
+    assert found["aten.addmv.default"] == (2 * 36, 2 * 2 * 36)
+    assert found["aten.dot.default"] == (12, 24)

@@ -136,7 +136,8 @@ def _patches(b: int, s: int, h: int) -> Iterator[Sample]:
     yield _call("col2im.default", _t(b, 4 * h, 2 * s), (2 * s, 4), two, one, none, two)
     yield _call("pixel_shuffle.default", _t(b, 4 * h, s, 2), 2)
     yield _call("pixel_unshuffle.default", image, 2)
-    yield _call("channel_shuffle.default", _t(b, 2 * h, s, 2), 2)
+    for sizes in ((s,), (s, 2), (s, 2, 2)):
+        yield _call("channel_shuffle.default", _t(b, 2 * h, *sizes), 2)
 
 
 def _positions(b: int, s: int, h: int, d: int) -> Iterator[Sample]:

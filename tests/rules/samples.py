@@ -220,6 +220,7 @@ def _views(z: Sizes) -> Iterator[Sample]:
     yield call("diff.default", t(z.b, z.s), 1, -1)
     yield call("repeat.default", t(z.b, z.s), (2, 1, 3))
     yield call("repeat_interleave.self_int", t(z.b, z.s), 3, 1)
+    yield call("repeat_interleave.self_int", t(z.b, z.s), 3, 1, output_size=3 * z.s)
     yield call("pad.default", t(z.b, z.s), (0, 1), "constant", -100.0)
     yield call("constant_pad_nd.default", t(z.b, z.s, z.d), (0, 0, 1, 1), 1.0)
 
@@ -297,6 +298,7 @@ def _ends(z: Sizes) -> Iterator[Sample]:
     yield call("embedding.default", t(16, z.d), ids(z.b, z.s, below=16))
     yield call("embedding.default", t(16, z.d), ids(z.b, z.s, below=16), 3)
     yield call("embedding.default", t(16, z.d), ids(z.s, below=16), -1, True)
+    yield call("embedding.default", t(16, z.d), ids(z.s, below=16), -1, False, True)
     yield from _bags(z)
     yield from _losses(z)
     rows = z.b * z.s

@@ -46,6 +46,19 @@ def test_one_wrong_gradient_fails_and_is_named(plan, error):
     assert caught.value.exit_code == 8
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_reference_that_is_not_finite_is_no_reference(plan, value):
+    wrong = findings(errors={"mlp.up.weight": math.inf}, sizes={"mlp.up.weight": value})
+    for subject in (plan, in_float64(plan)):
+        with pytest.raises(VerificationError, match=r"gradient of mlp.up.weight .* itself is"):
+            compare(subject, wrong, 2.0)
+        with pytest.raises(VerificationError, match="the loss of the unsharded model itself is"):
+            compare(subject, findings(loss=value), value)
+    exact = {"mlp.up.weight": ExactGradient(size=1.0, rounding=value)}
+    with pytest.raises(VerificationError, match=r"float64 gradient of mlp.up.weight"):
+        compare(plan, findings(errors={"mlp.up.weight": 1.0}), 2.0, exact=exact)
+
+
 @pytest.mark.parametrize("loss", [2.0001, math.nan, math.inf])
 def test_a_wrong_loss_fails(plan, loss):
     with pytest.raises(VerificationError, match="the loss is"):
