@@ -1,8 +1,10 @@
 """What a forward may not do because its trace would not show it: gradients and state of its own.
 
 A trace holds the operators of one forward. A custom backward, a hook on a gradient, a step
-of autograd within forward, a counter or a draw of Python's random numbers leave no operator,
-so a program made from the trace would silently compute something else.
+of autograd within forward, a counter or a draw of Python's or numpy's random numbers leave no
+operator, so a program made from the trace would silently compute something else. Seen are
+attributes of modules, what containers and plain objects among them hold, and the generators
+among them; not globals, closures or the clock.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ import inspect
 import random
 import re
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -43,14 +47,11 @@ _REFUSED: dict[Any, tuple[str, str]] = {
 }  # fmt: skip
 # Operators registered with torch.library stay whole: what they may be is checked by name.
 _OF_TORCH = {checkpoint.__name__, "torch._library.autograd"}
-# Classes that torch makes for operators of torch.library, which are judged as operators.
-_GENERATED = "GeneratedBackwardFor"
-# Functions of libraries whose backward is the derivative of their forward; a test compares them.
-_SAME_GRADIENT = {("transformers.models.bloom.modeling_bloom", "GeLUFunction")}
 _TORCH = tuple(torch.__path__)
 _OURS = str(Path(__file__).parent)
 _PLAIN = (bool, int, float, str)
-_CONTAINERS = (list, dict, set)
+# How deep state inside state is looked at, and how many things of one container.
+_DEPTH, _MANY = 3, 1000
 _OF_MODULES = set(vars(nn.Module()))
 
 
@@ -193,17 +194,36 @@ def _called_by_user() -> bool:
 
 
 def _state(module: nn.Module) -> dict[tuple[str, str], Any]:
-    """Numbers, texts and sizes of containers that the modules hold as plain attributes."""
-    state: dict[tuple[str, str], Any] = {}
-    for path, child in module.named_modules():
-        for key, value in vars(child).items():
-            if key in _OF_MODULES:
-                continue
-            if type(value) in _PLAIN:
-                state[path, key] = value
-            elif type(value) in _CONTAINERS:
-                state[path, key] = len(value)
-    return state
+    """What the modules hold as plain attributes, in a form that can be compared."""
+    return {
+        (path, key): _frozen(value, _DEPTH)
+        for path, child in module.named_modules()
+        for key, value in vars(child).items()
+        if key not in _OF_MODULES
+    }
+
+
+def _frozen(value: Any, depth: int) -> Any:
+    """Numbers, texts, containers and generators by value, objects by their attributes."""
+    if value is None or type(value) in _PLAIN:
+        return value if value == value else "nan"
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, np.random.Generator):
+        return str(value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return str(value.get_state())
+    if isinstance(value, dict):
+        keys = list(islice(value, _MANY)) if depth else []
+        return len(value), [(str(key), _frozen(value[key], depth - 1)) for key in keys]
+    if isinstance(value, list | tuple | deque):
+        items = islice(value, _MANY) if depth else ()
+        return len(value), [_frozen(item, depth - 1) for item in items]
+    if isinstance(value, set | frozenset):
+        return len(value), sorted(map(str, islice(value, _MANY))) if depth else ()
+    if isinstance(value, nn.Module | Tensor | type) or callable(value) or not depth:
+        return None
+    return _frozen(getattr(value, "__dict__", None), depth - 1)
 
 
 def _check_state(
@@ -218,7 +238,7 @@ def _check_state(
             where = f" ({line})" if line else ""
             raise CaptureError(
                 f"{name}: forward of {path or type(module).__name__} changes its attribute "
-                f"{key}{where}, which a trace freezes",
+                f"{key}{where}, or what that holds, which a trace freezes",
                 hint="make it an input that batch() returns, or change it outside of forward",
             )
 

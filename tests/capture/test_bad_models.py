@@ -121,6 +121,26 @@ FORWARDS = {
         "self.seen.append(1)  # here\nreturn self.l(x).mean()", "attribute seen", "",
         "self.seen = []",
     ),
+    "item of a list": (
+        "self.seen[0] += 1  # here\nreturn self.l(x).mean() * self.seen[0]", "attribute seen", "",
+        "self.seen = [1.0]",
+    ),
+    "item of a table": (
+        "self.set['p'] *= 1.5  # here\nreturn self.l(x).mean() * self.set['p']", "attribute set",
+        "", "self.set = {'p': 0.5}",
+    ),
+    "object": (
+        "self.state.n += 1  # here\nreturn self.l(x).mean() * self.state.n", "attribute state",
+        "class State:\n    n = 0\n", "self.state = State()",
+    ),
+    "own generator": (
+        "return self.l(x).mean() * self.rng.random()  # here", "attribute rng", "import random\n",
+        "self.rng = random.Random(0)",
+    ),
+    "numpy's generator": (
+        "return self.l(x).mean() * float(self.rng.random())  # here", "attribute rng",
+        "import numpy as np\n", "self.rng = np.random.default_rng(0)",
+    ),
     "buffer": (
         "self.n += 1  # here\nreturn self.l(x).mean() * self.n", "buffer inner.n", "",
         "self.register_buffer('n', torch.zeros(()))",
@@ -391,7 +411,7 @@ def step(module, forward):
 
 
 def test_bloom_gelu_has_the_gradient_of_its_forward():
-    """Let through although its backward is its own: it is the derivative of its forward."""
+    """The tracing puts torch's operators in its place: a backward of its own can't be traced."""
     bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom")
     x = torch.randn(64, dtype=torch.float64, requires_grad=True)
     (own,) = torch.autograd.grad(bloom.GeLUFunction.apply(x).sum(), x)
