@@ -32,11 +32,15 @@ from .linear import (
 )
 from .losses import (
     partial_binary_cross_entropy,
+    partial_binary_cross_entropy_with_logits,
     partial_cosine_embedding_loss,
     partial_hinge_embedding_loss,
     partial_huber_loss,
     partial_kl_div,
+    partial_l1_loss,
     partial_margin_ranking_loss,
+    partial_mse_loss,
+    partial_smooth_l1_loss,
     partial_soft_margin_loss,
     partial_triplet_margin_loss,
 )
@@ -101,14 +105,7 @@ from .random import (
     sharded_feature_alpha_dropout,
     sharded_feature_dropout,
 )
-from .reduction import (
-    partial_binary_cross_entropy_with_logits,
-    partial_l1_loss,
-    partial_mean,
-    partial_mse_loss,
-    partial_smooth_l1_loss,
-    sharded_cumsum,
-)
+from .reduction import partial_mean, sharded_cumsum
 from .spatial import (
     halo_avg_pool,
     halo_convolution,

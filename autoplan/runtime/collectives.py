@@ -41,6 +41,7 @@ __all__ = [
     "all_to_all",
     "partial_grad",
     "record_collectives",
+    "reduce_in_place",
     "reduce_scatter",
     "shard",
 ]
@@ -101,11 +102,18 @@ def _check_divides(x: Tensor, dim: int, parts: int) -> None:
         )
 
 
+def reduce_in_place(
+    x: Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
+) -> Tensor:
+    """``x``, reduced over the axis where it lies; no step of autograd."""
+    if axis.size > 1:
+        _note("all_reduce", _size(x))
+        dist.all_reduce(x, op=op, group=axis.group)
+    return x
+
+
 def _reduce(x: Tensor, axis: Axis) -> Tensor:
-    y = x.detach().clone(memory_format=torch.contiguous_format)
-    _note("all_reduce", _size(y))
-    dist.all_reduce(y, group=axis.group)
-    return y
+    return reduce_in_place(x.detach().clone(memory_format=torch.contiguous_format), axis)
 
 
 def pad_dim(x: Tensor, dim: int, size: int) -> Tensor:

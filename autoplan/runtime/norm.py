@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from .axis import Axis
 from .checkpointing import recomputing
-from .collectives import _apply, _note, _size, gather_flat
+from .collectives import _apply, _note, _size, gather_flat, reduce_in_place
 
 __all__ = [
     "batch_norm",
@@ -50,12 +50,6 @@ class _Form:
     centred: bool
 
 
-def _all_reduce(x: Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
-    _note("all_reduce", _size(x))
-    dist.all_reduce(x, op=op, group=axis.group)
-    return x
-
-
 def _all_gather(x: Tensor, axis: Axis) -> Tensor:
     """The ranks' tensors, stacked in a new first dim."""
     parts = x.new_empty((axis.size, *x.shape))
@@ -68,7 +62,7 @@ def _moments(x: Tensor, form: _Form, axis: Axis) -> tuple[Tensor, Tensor]:
     """Mean and variance over all ranks; of a root mean square: zero and mean square."""
     if not form.centred:
         square = x.square().mean(form.over, keepdim=True)
-        return torch.zeros_like(square), _all_reduce(square, axis) / axis.size
+        return torch.zeros_like(square), reduce_in_place(square, axis) / axis.size
     var, mean = torch.var_mean(x, form.over, correction=0, keepdim=True)
     means, variances = _all_gather(torch.stack([mean, var]), axis).unbind(1)
     mean = means.mean(0)
@@ -117,7 +111,7 @@ class _Normalise(torch.autograd.Function):
             sums = [(scaled * normal).sum(form.over, keepdim=True)]
             if form.centred:
                 sums.append(scaled.sum(form.over, keepdim=True))
-            total = _all_reduce(torch.stack(sums), ctx.axis) / count
+            total = reduce_in_place(torch.stack(sums), ctx.axis) / count
             if form.centred:
                 scaled = scaled - total[1]
             of_x = ((scaled - normal * total[0]) * inverse).reshape(x.shape).to(x.dtype)
@@ -289,11 +283,11 @@ class _Softmax(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, dim: int, log: bool, dtype: torch.dtype, axis: Axis) -> Tensor:
         ctx.dim, ctx.log, ctx.axis, ctx.dtype = dim, log, axis, x.dtype
         wide = x.to(torch.promote_types(dtype, torch.float32))
-        largest = _all_reduce(wide.amax(dim, keepdim=True), axis, dist.ReduceOp.MAX)
+        largest = reduce_in_place(wide.amax(dim, keepdim=True), axis, dist.ReduceOp.MAX)
         # A row that is masked throughout stays NaN, as in the whole softmax.
         shifted = wide - largest
         powers = shifted.exp()
-        total = _all_reduce(powers.sum(dim, keepdim=True), axis)
+        total = reduce_in_place(powers.sum(dim, keepdim=True), axis)
         result = (shifted - total.log() if log else powers / total).to(dtype)
         ctx.save_for_backward(result)
         return result
@@ -305,7 +299,7 @@ class _Softmax(torch.autograd.Function):
         wide = torch.promote_types(result.dtype, torch.float32)
         grad, result = grad.to(wide), result.to(wide)
         product = grad if ctx.log else grad * result
-        total = _all_reduce(product.sum(ctx.dim, keepdim=True), ctx.axis)
+        total = reduce_in_place(product.sum(ctx.dim, keepdim=True), ctx.axis)
         share = (result.exp() if ctx.log else result) * total
         return (product - share).to(ctx.dtype), None, None, None, None
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .axis import Axis
-from .collectives import _apply, _note, _size, pad_dim
+from .collectives import _apply, pad_dim, reduce_in_place
 
 __all__ = ["row_cross_entropy", "row_nll_loss", "vocab_cross_entropy", "vocab_embedding"]
 
@@ -48,13 +48,6 @@ def vocab_embedding(
     return values.masked_fill(elsewhere.unsqueeze(-1), 0)
 
 
-def _sum(x: Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
-    if axis.size > 1:
-        _note("all_reduce", _size(x))
-        dist.all_reduce(x, op=op, group=axis.group)
-    return x
-
-
 class _VocabCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -76,15 +69,15 @@ class _VocabCrossEntropy(torch.autograd.Function):
         elsewhere = ignored | (local < 0) | (local >= columns)
         local = local.masked_fill(elsewhere, 0)
         dtype = torch.promote_types(logits.dtype, torch.float32)
-        largest = _sum(logits.amax(dim=1).to(dtype), axis, dist.ReduceOp.MAX)
+        largest = reduce_in_place(logits.amax(dim=1).to(dtype), axis, dist.ReduceOp.MAX)
         shifted = logits.to(dtype) - largest.unsqueeze(1)
         chosen = shifted.gather(1, local.unsqueeze(1)).squeeze(1).masked_fill(elsewhere, 0)
         ctx.spread, ctx.kept = spread, 1.0
         if spread:
             ctx.kept = 1.0 - spread * classes
             chosen = ctx.kept * chosen + spread * shifted.sum(dim=1)
-        total = _sum(shifted.exp_().sum(dim=1), axis).log_()
-        losses = (total - _sum(chosen, axis)).masked_fill(ignored, 0)
+        total = reduce_in_place(shifted.exp_().sum(dim=1), axis).log_()
+        losses = (total - reduce_in_place(chosen, axis)).masked_fill(ignored, 0)
         count = (~ignored).sum() if reduction == 1 else None
         ctx.save_for_backward(logits, largest + total, local, elsewhere, ignored, count)
         ctx.reduction = reduction
@@ -208,6 +201,6 @@ def _weight_of_labels(
     dtype = torch.promote_types(scores.dtype, torch.float32)
     counted = target != ignore_index
     if weight is None:
-        return _sum(counted.sum().to(dtype), axis)
+        return reduce_in_place(counted.sum().to(dtype), axis)
     weights = weight.to(dtype)[target.masked_fill(~counted, 0)]
-    return _sum(weights.masked_fill(~counted, 0).sum(), axis)
+    return reduce_in_place(weights.masked_fill(~counted, 0).sum(), axis)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -27,7 +28,7 @@ Result = dict[str, Any]
 
 
 def main() -> int:
-    """Exit code: 1 when an entry crashed, which no model may cause."""
+    """Exit code: 1 when an entry crashed, which no model may cause, or a rule is wrong."""
     args = _arguments()
     entries = zoo()
     chosen = _chosen(entries, args.only)
@@ -52,24 +53,26 @@ def main() -> int:
         names = {entry.name for entry in chosen}
         results = [result for result in results if result["entry"]["name"] in names]
     states = {result["state"] for result in results if "state" in result}
-    if not args.no_rules:
-        _count_rules(args.cache)
-    rules = args.cache / "rules.count"
-    page = render(
-        results,
-        states=len(states),
-        limit=args.time_limit,
-        rules=json.loads(rules.read_text(encoding="utf-8")) if rules.exists() else None,
-    )
+    rules = None if args.no_rules else _count_rules(args.cache)
+    page = render(results, states=len(states), rules=rules)
     args.out.write_text(page, encoding="utf-8")
     print(f"wrote {args.out}", file=sys.stderr)
-    return int(any('"kind": "crash"' in json.dumps(result) for result in results))
+    crashed = [r for r in results if r.get("stopped") or '"kind": "crash"' in json.dumps(r)]
+    unproved = not args.no_rules and (rules is None or rules["wrong"] > 0)
+    return int(bool(crashed) or unproved)
 
 
-def _count_rules(cache: Path) -> None:
+def _count_rules(cache: Path) -> Result | None:
+    """What the oracle counts now; None when it does not come to an end."""
     print("running the rule oracle", file=sys.stderr, flush=True)
-    command = [sys.executable, "-m", "benchmarks.zoo.rules", str(cache / "rules.count")]
-    subprocess.run(command, cwd=ROOT, check=False)
+    path = cache / "rules.count"
+    path.unlink(missing_ok=True)
+    subprocess.run([sys.executable, "-m", "benchmarks.zoo.rules", str(path)], cwd=ROOT, check=False)
+    try:
+        found: Result = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found
 
 
 def _arguments() -> argparse.Namespace:
@@ -153,8 +156,13 @@ def _run(entry: Entry, args: argparse.Namespace, state: str) -> str:
     if "missing" in result and path.exists():
         return f"needs {result['missing']}; the result kept before stays"
     result["state"] = state
+    result["run"] = {"jobs": args.jobs, "cores": _cores(), "limit": args.time_limit}
     path.write_text(json.dumps(result, indent=1), encoding="utf-8")
     return _in_words(result)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _in_words(result: Result) -> str:

@@ -17,7 +17,7 @@ COMMAND = "python -m benchmarks.zoo"
 HEAD = f"""# Models
 
 Written by `{COMMAND}`; do not edit. Every built-in model and every file of
-`examples/models`, each in a process of its own, two at a time on two CPU cores."""
+`examples/models`, each in a process of its own, {{jobs}} at a time on {{cores}} CPU cores."""
 
 SOLVED = """## Captured and solved, at the real size
 
@@ -26,13 +26,14 @@ SOLVED = """## Captured and solved, at the real size
 - **left whole**: share of the model's FLOP in operators that no rule divides on two ranks, so
   that every rank of a tensor-parallel group would do them.
 - **solved**: all decisions free on the cluster named; **gap** is the proved distance to the
-  best possible plan. The search had {limit:.0f} s; one that ends by its limit shows the gap
+  best possible plan. The search had {limit} s; one that ends by its limit shows the gap
   reached. The step time is predicted, not measured."""
 
 VERIFIED = """## Verified, at a small size
 
-The same model, narrow and a few layers deep, solved with the degree fixed, its program written,
-and one step of it run on two gloo ranks. The program and the unsharded model both compute in
+The same model, narrow and a few layers deep where it has settings for that, or a smaller model
+of its library, which is named; solved with the degree fixed, its program written, and one step
+of it run on two gloo ranks. The program and the unsharded model both compute in
 float64, so that rounding hides nothing: the loss and every gradient must agree to 1e-10.
 
 The cluster they are solved for has ranks so slow beside their network, and so little memory,
@@ -48,12 +49,14 @@ since two ranks can't draw one rank's numbers: dropout is off, stochastic depth 
 no label is dropped, and noise of a diffusion step is an input."""
 
 
-def render(results: Sequence[Result], *, states: int, limit: float, rules: Result | None) -> str:
+def render(results: Sequence[Result], *, states: int, rules: Result | None) -> str:
     """The page. ``states`` is how many states of the source the results come from.
 
-    ``limit`` is seconds of a search, ``rules`` what the oracle counted.
+    ``rules`` is what the oracle counted, None when it did not run to its end.
     """
-    lines = [HEAD, "", _summary(results), "", SOLVED.format(limit=limit), ""]
+    head = HEAD.format(jobs=_each(results, "jobs"), cores=_each(results, "cores"))
+    solved = SOLVED.format(limit=_each(results, "limit"))
+    lines = [head, "", _summary(results), "", solved, ""]
     lines += [
         "| model | parameters | tokens | blocks (classes) | captured | left whole | cluster "
         "| degrees | step | gap | solved |",
@@ -71,6 +74,12 @@ def render(results: Sequence[Result], *, states: int, limit: float, rules: Resul
     lines += ["", "## Rules", "", *_rules(rules), "", *_whole(results)]
     lines += ["", "## Versions, and how to run it again", "", *_versions(states)]
     return "\n".join(lines) + "\n"
+
+
+def _each(results: Sequence[Result], key: str) -> str:
+    """Value that the runs of all results had, or the several they had."""
+    found = sorted({result["run"][key] for result in results if "run" in result})
+    return " or ".join(f"{value:g}" for value in found) or "?"
 
 
 def _rows(
@@ -169,9 +178,12 @@ def _verified_row(result: Result) -> list[str]:
     shards = f"{tp['sharded']} of {tp['parameters']}" if "sharded" in tp else ""
     divided = f"{tp['divided_flop']:.0%}" if "divided_flop" in tp else ""
     zero = max(len(found.get("zero", [])) for found in (tp, pp))
-    return [
-        _count(verify["parameters"]), _error(tp), shards, divided, _error(pp), str(zero or ""),
-    ]  # fmt: skip
+    # A library's smaller model may stand for one that has no sizes to choose.
+    entry = result["entry"]
+    instead = entry["small"].get("name", entry["overrides"].get("name", ""))
+    named = f" ({instead})" if instead != entry["overrides"].get("name", "") else ""
+    size = _count(verify["parameters"]) + named
+    return [size, _error(tp), shards, divided, _error(pp), str(zero or "")]
 
 
 def _error(found: Result) -> str:
