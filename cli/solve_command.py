@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> Outcome:
         )
         seq_len = sequence_length(source, args.seq_len)
         captured = capture(source, seq_len=seq_len, dtype=dtype, progress=progress)
+        captured.confirm()
         captured_at = time.perf_counter()
         workload = WorkloadRecord(
             global_batch=args.global_batch,
@@ -51,15 +52,22 @@ def run(args: argparse.Namespace) -> Outcome:
             dtype=dtype,
             optimizer=args.optimizer,
         )
-        plan = solve(
-            captured,
-            workload,
-            cluster,
-            pins=_pins(args),
-            time_limit=args.time_limit,
-            memory_limit=args.memory_limit,
-            progress=progress,
-        )
+
+        def search() -> Plan:
+            return solve(
+                captured,
+                workload,
+                cluster,
+                pins=_pins(args),
+                time_limit=args.time_limit,
+                memory_limit=args.memory_limit,
+                progress=progress,
+            )
+
+        plan = search()
+        while not captured.confirm(plan.pipeline.micro_batch_size):
+            progress("other microbatches do other work: tracing and solving each size")
+            plan = search()
         solved_at = time.perf_counter()
         if args.output is not None:
             progress("writing the program")

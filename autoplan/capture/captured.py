@@ -44,6 +44,7 @@ Progress = Callable[[str], None]
 
 # Two sizes above 1, since dimensions of size 1 broadcast.
 _SIZES = (2, 3)
+_THIRD = 5
 # All repeats of a run are equal, or else all but the first and the last.
 _DEPTHS = (Depth(2, ends_differ=False), Depth(3, ends_differ=True))
 _WHOLE = Depth(0, ends_differ=False)
@@ -61,6 +62,8 @@ class Captured:
     _depth: Depth = field(repr=False)
     _witness: Witness | None = field(repr=False)
     _graphs: dict[int, Graph] = field(repr=False)
+    _each_traced: bool = field(default=False, repr=False)
+    _confirmed: set[int] = field(default_factory=lambda: {*_SIZES}, repr=False)
 
     def at(self, micro_batch_size: int) -> Graph:
         """Graph of one microbatch of that many samples."""
@@ -70,14 +73,39 @@ class Captured:
         if graph is None:
             small, large = (self._graphs[size] for size in _SIZES)
             try:
+                if self._each_traced:
+                    raise NotAffineError
                 graph = at_size(small, large, micro_batch_size)
             except NotAffineError:
-                graph = _graph_at(
-                    self.source, self._built, self._stacks, micro_batch_size, self.seq_len,
-                    self.dtype, self._depth, self._witness,
-                )  # fmt: skip
+                graph = self._traced(micro_batch_size)
             self._graphs[micro_batch_size] = graph
         return graph
+
+    def confirm(self, micro_batch_size: int = _THIRD) -> bool:
+        """Whether a trace at that size gives the graph that `at` gave.
+
+        Two sizes show only what is affine in the size. If another size shows that they don't
+        tell all, each size is traced from now on, and what was made of `at` is to be made anew.
+        A trace at size 1 has no broadcasts, so there only the FLOP count, and size 5 stands for it.
+        """
+        if self._each_traced or micro_batch_size in self._confirmed:
+            return True
+        self._confirmed.add(micro_batch_size)
+        graph = self._traced(micro_batch_size)
+        same = graph == self.at(micro_batch_size)
+        if micro_batch_size == 1 and not same:
+            same = _flop(graph) == _flop(self.at(1)) and self.confirm()
+        if not same:
+            self._each_traced = True
+            kept = {size: self._graphs[size] for size in _SIZES}
+            self._graphs = kept | {micro_batch_size: graph}
+        return same
+
+    def _traced(self, size: int) -> Graph:
+        return _graph_at(
+            self.source, self._built, self._stacks, size, self.seq_len, self.dtype, self._depth,
+            self._witness,
+        )  # fmt: skip
 
     @property
     def num_parameters(self) -> int:
@@ -243,6 +271,12 @@ def _graph_at(
     )
     graph.validate()
     return graph
+
+
+def _flop(graph: Graph) -> int:
+    return sum(
+        op.flop + op.flop_backward for i in graph.instances for op in graph.block_class(i).ops
+    )
 
 
 def _check_batch(batch: dict[str, Tensor], size: int, name: str) -> None:

@@ -33,13 +33,14 @@ def gradient_norm(
     ranks count only where they hold different shards.
     """
     total = torch.zeros((), dtype=torch.float64, device=device)
-    sharded = False
+    sharded = any(isinstance(parameter, DTensor) for parameter in parameters.values())
     for fqn, parameter in parameters.items():
-        sharded = sharded or isinstance(parameter, DTensor)
         grad = local_gradient(parameter)
         if grad is None:
             continue
         copy = specs[fqn].dim is None and axes.tp.rank != 0
+        whole = sharded and not isinstance(parameter, DTensor)
+        copy = copy or (whole and axes.dp_shard.rank != 0)
         copy = copy or (fqn in axes.tied and axes.tied[fqn].rank != 0)
         if not copy:
             dtype = torch.promote_types(grad.dtype, torch.float32)

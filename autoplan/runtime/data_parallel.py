@@ -9,6 +9,8 @@ ZeRO  module                       gradients of a step      parameters
       to backward                  (pipeline: at the last)
 3     FSDP2, gathered again        likewise                 float32 shard
 ===== ============================ ======================== ================================
+
+FSDP2 shards no scalars: each rank keeps them, and their gradients are averaged once a step.
 """
 
 from __future__ import annotations
@@ -79,9 +81,15 @@ def shard_stage(stage: nn.Module, axes: MeshAxes, *, zero: int) -> None:
         reduce_dtype=wide,
         cast_forward_inputs=False,
     )
-    for block in _units(stage):
-        fully_shard(block, mesh=axes.data_mesh, reshard_after_forward=zero == 3, mp_policy=policy)
-    fully_shard(stage, mesh=axes.data_mesh, reshard_after_forward=zero == 3, mp_policy=policy)
+    scalars = {p for p in stage.parameters() if p.dim() == 0}
+    for unit in (*_units(stage), stage):
+        fully_shard(
+            unit,
+            mesh=axes.data_mesh,
+            reshard_after_forward=zero == 3,
+            mp_policy=policy,
+            ignored_params=scalars,
+        )
 
 
 def _units(stage: nn.Module) -> Iterator[nn.Module]:
@@ -92,7 +100,7 @@ def _units(stage: nn.Module) -> Iterator[nn.Module]:
             uses[id(parameter)] = uses.get(id(parameter), 0) + 1
     for block in blocks:
         parameters = list(block.parameters())
-        if parameters and all(uses[id(p)] == 1 for p in parameters):
+        if any(p.dim() for p in parameters) and all(uses[id(p)] == 1 for p in parameters):
             yield block
 
 

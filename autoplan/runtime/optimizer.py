@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from .axis import Axis
 from .collectives import gather_flat
@@ -43,7 +44,12 @@ def _decays(parameter: Tensor) -> bool:
 
 def _split(parameters: Mapping[str, nn.Parameter]) -> list[tuple[bool, list[nn.Parameter]]]:
     trainable = list({id(p): p for p in parameters.values() if p.requires_grad}.values())
-    return [(d, [p for p in trainable if _decays(p) is d]) for d in (True, False)]
+    # Torch updates a group at once, and not shards of FSDP2 along with whole tensors.
+    return [
+        (d, [p for p in trainable if (_decays(p), isinstance(p, DTensor)) == (d, sharded)])
+        for d in (True, False)
+        for sharded in (True, False)
+    ]
 
 
 class Optimizer:

@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from .axis import SINGLE, Axis
 from .clip import clip_gradients, gradient_norm, local_gradient
@@ -141,6 +142,7 @@ class Trainer:
             loss: Tensor | None = accumulate(self.module, self._split(batch))
         else:
             loss = self._pipeline.step(batch)
+        self._average_scalars()
         self._sum_partial_gradients()
         self._sum_tied_gradients()
         return self._share_loss(loss)
@@ -163,6 +165,15 @@ class Trainer:
             {name: chunks[index] for name, chunks in parts.items()}
             for index in range(self.plan.microbatches)
         ]
+
+    def _average_scalars(self) -> None:
+        if not uses_fsdp(self.plan.zero, self.axes):
+            return
+        scalars = [p for p in self.parameters().values() if not isinstance(p, DTensor)]
+        for scalar in scalars:
+            if scalar.grad is not None:
+                scalar.grad /= self.axes.dp.size
+        _sum_gradients(scalars, self.axes.dp)
 
     def _sum_partial_gradients(self) -> None:
         chosen = [p for fqn, p in self.parameters().items() if self.specs[fqn].partial_grad]
