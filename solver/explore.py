@@ -363,10 +363,19 @@ class Searcher:
         )
 
 
-def require_any(configurations: list[Configuration], pins: Pins, ranks: int, batch: int) -> None:
-    """Raise UsageError when no configuration is legal."""
+def require_any(
+    configurations: list[Configuration], pins: Pins, ranks: int, batch: int, blocks: int
+) -> None:
+    """Raise UsageError when no configuration of a model with ``blocks`` blocks is legal."""
     if configurations:
         return
+    stages = [int(degree) for degree in pins.allowed.get("pp", ())]
+    if stages and min(stages) > blocks:
+        raise UsageError(
+            f"--pp {min(stages)}: the model has {blocks} {'block' if blocks == 1 else 'blocks'}, "
+            "and each stage needs one",
+            hint=f"--pp {blocks} at most" if blocks > 1 else "leave --pp out",
+        )
     fixed = ", ".join(f"--{n.replace('_', '-')} {','.join(v)}" for n, v in pins.allowed.items())
     if fixed:
         raise UsageError(

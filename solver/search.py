@@ -75,7 +75,8 @@ def solve(
             pins=fixed,
         )
     )
-    require_any(space, fixed, cluster.ranks, workload.global_batch)
+    blocks = len(smallest.instances)
+    require_any(space, fixed, cluster.ranks, workload.global_batch, blocks)
     problem = Problem(
         graphs=graphs,
         cluster=cluster,

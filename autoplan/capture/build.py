@@ -189,7 +189,7 @@ def _parameter_inits(
     inits: dict[str, Init] = {}
     guessed = []
     for fqn, parameter in module.named_parameters():
-        seen = watch.init_of(parameter)
+        seen = watch.init_of(parameter) or _constant(parameter)
         if seen is None:
             seen = _guess_init(fqn, parameter)
             guessed.append(fqn)
@@ -200,7 +200,19 @@ def _parameter_inits(
     return inits, (f"initialisation of {len(guessed)} parameters guessed: {named}",)
 
 
+def _constant(parameter: Tensor) -> Init | None:
+    """Initialisation of a parameter made from one number."""
+    if parameter.is_meta or not parameter.numel():
+        return None
+    first = parameter.detach().flatten()[0]
+    return Init(kind="constant", a=float(first)) if bool((parameter == first).all()) else None
+
+
 def _guess_init(fqn: str, parameter: Tensor) -> Init:
+    if not parameter.is_meta and parameter.numel() and parameter.is_floating_point():
+        values = parameter.detach().double()
+        spread = float(values.std(correction=0))
+        return Init(kind="normal", a=float(values.mean()), b=spread)
     if parameter.dim() == 1:
         return Init(kind="constant", a=0.0 if fqn.rpartition(".")[2] == "bias" else 1.0)
     return Init(kind="normal", a=0.0, b=0.02)

@@ -269,7 +269,12 @@ def _graph_at(
         buffers=_buffers(built, trace, {f for i in instances for f in i.buffers}, bool(stacks)),
         notes=tuple(dict.fromkeys(notes)),
     )
-    graph.validate()
+    try:
+        graph.validate()
+    except ValueError as error:
+        if not stacks:
+            raise
+        raise DepthError(f"the shortened model has other blocks: {error}") from error
     return graph
 
 

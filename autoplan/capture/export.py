@@ -392,6 +392,9 @@ class _Reader:
         for read in op.inputs:
             if self.storage[read] == storage:
                 return self.trace.tensors[read].base
+        if op.packet == "dropout" and (op.args[1] == 0 or op.args[2] is False):
+            # It gives its input itself, whatever its meta kernel does.
+            return self.trace.tensors[op.inputs[0]].base
         if op.packet in {"contiguous", "reshape"}:
             return self._attention_output(op.inputs[0]) or name
         return name

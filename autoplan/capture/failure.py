@@ -56,7 +56,8 @@ def capture_error(error: BaseException, module: nn.Module, *, name: str) -> Auto
     if "DataDependent" in kind or "data-dependent" in str(error) or "Tensor.item()" in text:
         return CaptureError(
             f"{where}: control flow or a size depends on the values of a tensor",
-            hint="use torch.where or another operator on whole tensors instead of a Python branch",
+            hint="use torch.where or another operator on whole tensors instead of a Python branch; "
+            "routed experts take an adapter (autoplan.register_experts, docs/placements.md)",
         )
     if "Sparse" in text or "sparse" in text:
         return CaptureError(

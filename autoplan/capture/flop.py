@@ -42,6 +42,8 @@ def op_flop(op: TracedOp, tensors: Tensors) -> tuple[int, int]:
         return forward, 0
     if op.packet == "scaled_dot_product_attention":
         return forward, forward * 5 // 2
+    if formula is _recurrent:
+        return forward, 2 * forward
     first, last = _OPERANDS.get(op.packet, (0, 2))
     operands = inputs[first:last]
     return forward, forward * sum(tensor.requires_grad for tensor in operands)
@@ -61,6 +63,12 @@ def _biased(op: TracedOp, inputs: list[TracedTensor], outputs: list[TracedTensor
 def _summed(op: TracedOp, inputs: list[TracedTensor], outputs: list[TracedTensor]) -> int:
     # Products of matrices, all added up.
     return 2 * math.prod(inputs[1].shape) * outputs[0].shape[-1]
+
+
+def _recurrent(op: TracedOp, inputs: list[TracedTensor], outputs: list[TracedTensor]) -> int:
+    # Each step multiplies its input and its state by every matrix of the layers.
+    weights = sum(math.prod(tensor.shape) for tensor in inputs[1:] if len(tensor.shape) == 2)
+    return 2 * math.prod(inputs[0].shape[:-1]) * weights
 
 
 def _bilinear(op: TracedOp, inputs: list[TracedTensor], outputs: list[TracedTensor]) -> int:
@@ -149,6 +157,7 @@ _FORMULAS: dict[str, Formula] = {
     "addmv": _biased,
     "addbmm": _summed,
     "bilinear": _bilinear,
+    **dict.fromkeys(("gru", "lstm", "rnn_tanh", "rnn_relu"), _recurrent),
     "baddbmm": _biased,
     "scaled_dot_product_attention": _attention,
     "convolution": _convolution,

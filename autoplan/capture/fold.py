@@ -119,7 +119,7 @@ def _passing(segment: Segment, before: BlockClass) -> tuple[Segment, tuple[int, 
             outputs.append(segment.inputs[before.inputs.index(name)])
         elif produced:
             outputs.append(produced.pop(0))
-    if produced or not {*segment.outputs} <= {*outputs}:
+    if produced or [name for name in outputs if name in segment.outputs] != [*segment.outputs]:
         return segment, ()
     ended = tuple(k for k, name in enumerate(outputs) if name not in segment.outputs)
     return replace(segment, outputs=tuple(outputs)), ended

@@ -100,7 +100,8 @@ class Witness:
             for path in stack.paths:
                 for key, item in self._module.get_submodule(path).named_children():
                     handles += [
-                        item.register_forward_pre_hook(_enter(log, path, key)),
+                        # Before the user's own hooks: what those do is the item's.
+                        item.register_forward_pre_hook(_enter(log, path, key), prepend=True),
                         item.register_forward_hook(_leave(log)),
                     ]
         try:

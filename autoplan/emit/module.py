@@ -41,7 +41,8 @@ def model_text(plan: Plan) -> str:
         lines += ["", "", *_shared_function(graph, number, kind, on)]
     lines += ["", "", *_stage_table(graph, stages)]
     lines += tuple_lines("SHARED", [f"shared_{kinds.index(need)}" for need in needs], 0)
-    lines += ["", "", *_stage_class(plan, stages)]
+    renamed = [tensor.name for tensor in graph.inputs if identifier(tensor.name) != tensor.name]
+    lines += ["", "", *_stage_class(plan, stages, renamed)]
     return "\n".join(lines) + "\n"
 
 
@@ -310,11 +311,18 @@ def _numbers(stages: list[tuple[BlockInstance, ...]]) -> dict[tuple[int, int], l
     }
 
 
-def _stage_class(plan: Plan, stages: list[tuple[BlockInstance, ...]]) -> list[str]:
+def _stage_class(
+    plan: Plan, stages: list[tuple[BlockInstance, ...]], renamed: list[str]
+) -> list[str]:
     run = "rt.checkpoint(block, *tensors, *extra)"
     if plan.recompute == "none":
         run = "block(*tensors, *extra)"
     text = _STAGE.replace("RUN_BLOCK", run)
+    for name in renamed:
+        # The batch has the name of forward's parameter, the program one that it can use.
+        taken = f"batch[{string(identifier(name))}] = batch.pop({string(name)})"
+        line = "        device = next("
+        text = text.replace(line, f"        {taken}\n{line}", 1)
     if _numbers(stages):
         text = text.replace(_BUILD, _BUILD_NUMBERED).replace(_MAKE, _MAKE_NUMBERED)
     if _unused(stages):

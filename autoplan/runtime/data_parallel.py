@@ -10,7 +10,8 @@ ZeRO  module                       gradients of a step      parameters
 3     FSDP2, gathered again        likewise                 float32 shard
 ===== ============================ ======================== ================================
 
-FSDP2 shards no scalars: each rank keeps them, and their gradients are averaged once a step.
+FSDP2 shards no scalars, and nothing that isn't floating: each rank keeps them, and their
+gradients are averaged once a step.
 """
 
 from __future__ import annotations
@@ -64,14 +65,14 @@ def shard_stage(stage: nn.Module, axes: MeshAxes, *, zero: int) -> None:
     Parameters become float32; the compute dtype is the one they had. A block that shares a
     parameter with another belongs to the rest, since a parameter can be in one unit only.
     """
-    dtypes = {p.dtype for p in stage.parameters()}
+    dtypes = {p.dtype for p in stage.parameters() if p.is_floating_point()}
     if len(dtypes) > 1:
         raise ValueError(f"FSDP2 needs parameters of one dtype, not {sorted(map(str, dtypes))}")
     compute = dtypes.pop()
     wide = torch.promote_types(compute, torch.float32)
 
     def widen(parameter: nn.Parameter) -> nn.Parameter:
-        if parameter.dtype == wide:
+        if parameter.dtype == wide or not parameter.is_floating_point():
             return parameter
         return nn.Parameter(parameter.detach().to(wide), requires_grad=parameter.requires_grad)
 
@@ -81,15 +82,19 @@ def shard_stage(stage: nn.Module, axes: MeshAxes, *, zero: int) -> None:
         reduce_dtype=wide,
         cast_forward_inputs=False,
     )
-    scalars = {p for p in stage.parameters() if p.dim() == 0}
+    kept = {p for p in stage.parameters() if not _is_sharded(p)}
     for unit in (*_units(stage), stage):
         fully_shard(
             unit,
             mesh=axes.data_mesh,
             reshard_after_forward=zero == 3,
             mp_policy=policy,
-            ignored_params=scalars,
+            ignored_params=kept,
         )
+
+
+def _is_sharded(parameter: nn.Parameter) -> bool:
+    return parameter.dim() > 0 and parameter.is_floating_point()
 
 
 def _units(stage: nn.Module) -> Iterator[nn.Module]:
@@ -100,7 +105,7 @@ def _units(stage: nn.Module) -> Iterator[nn.Module]:
             uses[id(parameter)] = uses.get(id(parameter), 0) + 1
     for block in blocks:
         parameters = list(block.parameters())
-        if any(p.dim() for p in parameters) and all(uses[id(p)] == 1 for p in parameters):
+        if any(map(_is_sharded, parameters)) and all(uses[id(p)] == 1 for p in parameters):
             yield block
 
 

@@ -19,6 +19,8 @@ TOLERANCES = {"float32": 1e-5, "float64": 1e-10}
 TOLERANCE = TOLERANCES["float32"]
 ROUNDING_MARGIN = 4.0
 """How many times the unsharded model's own rounding error a gradient may differ by."""
+MOST_ROUNDING = 1e-3
+"""Largest relative error of a float32 gradient that can pass as rounding."""
 _ZERO = 1e-12
 """A float64 gradient below this part of the model's median one is zero but for rounding."""
 
@@ -92,7 +94,8 @@ def compare(
         rounding = exact[fqn].rounding if exact and fqn in exact else 0.0
         limits[fqn] = tolerance * (typical if fqn in zero else size)
         if fqn not in zero:
-            limits[fqn] = max(limits[fqn], ROUNDING_MARGIN * rounding)
+            allowed = min(ROUNDING_MARGIN * rounding, MOST_ROUNDING * size)
+            limits[fqn] = max(limits[fqn], allowed)
     wrong = [fqn for fqn, error in errors.items() if not error <= limits[fqn]]
 
     def relative(fqn: str) -> float:

@@ -36,7 +36,10 @@ def in_float64() -> Iterator[None]:
 
 
 class _Numbers(TorchFunctionMode):
-    """Single numbers that forward makes tensors of: not rounded to float32."""
+    """Numbers that forward makes tensors of: one alone is exact, as the program has it.
+
+    Several are constants of the program, in the dtype that they have in the model.
+    """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -46,6 +49,12 @@ class _Numbers(TorchFunctionMode):
             usual = torch.float64 if type(args[0]) is float else torch.int64
             dtype = kwargs.pop("dtype", None) or usual
             return torch.full((), args[0], dtype=_WIDER.get(dtype, dtype), **kwargs)
+        if func in (torch.tensor, torch.as_tensor) and args and isinstance(args[0], list | tuple):
+            made = func(*args, **kwargs)
+            if kwargs.get("dtype") in (None, torch.float32) and made.is_floating_point():
+                rounded = made.detach().numpy().astype("float32").astype("float64")
+                return torch.from_numpy(rounded)
+            return made
         return func(*args, **kwargs)
 
 

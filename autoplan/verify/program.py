@@ -10,6 +10,7 @@ from pathlib import Path
 from autoplan.capture import ModelSource, model_from_record
 from autoplan.emit import emit_program
 from autoplan.errors import UsageError, VerificationError
+from autoplan.ir.graph import aten_name
 from autoplan.ir.plan import Plan
 from autoplan.plan_file import read_plan
 from autoplan.verify.compare import TOLERANCES, VerifyReport, compare
@@ -24,6 +25,12 @@ MAX_RANKS = 8
 """Ranks that one machine is asked to run."""
 MAX_PARAMETERS = 60_000_000
 """Elements of the largest model that is verified at its own size."""
+
+# Draws that both sides can't be made to agree on, as dropout and rand are.
+_DRAWS = frozenset(
+    {"cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal",
+     "normal_functional", "poisson", "randint", "randint_like", "randn", "randn_like", "uniform"}
+)  # fmt: skip
 
 Progress = Callable[[str], None]
 
@@ -62,6 +69,7 @@ def verify(
     source = model_from_record(plan.model, trust_remote_code=trust_remote_code)
     if dtype not in TOLERANCES:
         raise UsageError(f"no verification in {dtype!r}", hint=f"one of {', '.join(TOLERANCES)}")
+    _refuse_draws(plan)
     subject = _subject(plan, source, directory, full=full, reduced=reduced, dtype=dtype)
     if subject.reduced:
         progress(subject.reduced)
@@ -81,6 +89,17 @@ def verify(
             [(folder.resolve(), reference)], ranks=ranks, work=work, timeout=timeout
         )
     return settle(subject.plan, subject.source, findings, loss, reduced=subject.reduced)
+
+
+def _refuse_draws(plan: Plan) -> None:
+    classes = plan.graph.classes
+    for op in (*plan.graph.shared_ops, *(op for block in classes for op in block.ops)):
+        if aten_name(op.target).rstrip("_") in _DRAWS:
+            raise UsageError(
+                f"{op.target} ({op.module_path or op.name}) draws random numbers: ranks and the "
+                "unsharded model draw others, so they can't be compared",
+                hint="make the noise an input that batch() returns",
+            )
 
 
 def settle(

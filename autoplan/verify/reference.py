@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from autoplan.capture import ModelSource, disable_dropout
 from autoplan.errors import CaptureError
 from autoplan.ir.plan import Plan
+from autoplan.runtime.parameters import load_buffer
 from autoplan.verify.exact import in_float64
 
 __all__ = ["ExactGradient", "exact_gradients", "write_reference"]
@@ -123,10 +124,26 @@ def _built(
 ) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     torch.manual_seed(seed)
     module = disable_dropout(source.build(dtype="float32", device="cpu"), paths=False)
+    _set_random_buffers(module, source, plan)
     _vary_constants(module)
     parts = plan.pipeline.microbatches * plan.mesh.dp_replicate * plan.mesh.dp_shard
     samples = plan.pipeline.micro_batch_size * parts
     return module, source.batch(samples, plan.workload.seq_len, seed=seed, device="cpu")
+
+
+@torch.no_grad()
+def _set_random_buffers(module: torch.nn.Module, source: ModelSource, plan: Plan) -> None:
+    """Give buffers that are drawn by chance the program's draw; others keep their own value."""
+    buffers = dict(module.named_buffers())
+    known = {buffer.fqn: buffer for buffer in plan.graph.buffers if buffer.data}
+    if not buffers.keys() & known.keys():
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1_234_567)
+        again = dict(source.build(dtype="float32", device="cpu").named_buffers())
+    for fqn in buffers.keys() & known.keys() & again.keys():
+        if not torch.equal(buffers[fqn], again[fqn]):
+            buffers[fqn].copy_(load_buffer(known[fqn].model_dump()))
 
 
 @torch.no_grad()
@@ -137,7 +154,11 @@ def _vary_constants(module: torch.nn.Module) -> None:
     which would hide that those are wrong.
     """
     for parameter in module.parameters():
-        if parameter.is_floating_point() and bool((parameter == parameter.flatten()[:1]).all()):
+        if (
+            parameter.is_floating_point()
+            and parameter.numel()
+            and bool((parameter == parameter.flatten()[:1]).all())
+        ):
             parameter.add_(torch.randn_like(parameter), alpha=_NOISE)
 
 
@@ -150,14 +171,15 @@ def _step(module: torch.nn.Module, batch: dict[str, torch.Tensor], plan: Plan) -
         try:
             with _NoChance():
                 part = module(**share) / parts
+            part.backward()
         except (IndexError, RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise CaptureError(
                 f"{plan.graph.name}: the unsharded model itself fails on {size} sequences of "
                 f"{plan.workload.seq_len} tokens: {reason}",
-                hint="check --seq-len against the model's own limit (its table of positions)",
+                hint="check --seq-len against the model's own limit (its table of positions), and "
+                "writes in place to what its backward needs",
             ) from error
-        part.backward()
         loss += part.item()
     return loss
 

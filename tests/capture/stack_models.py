@@ -236,6 +236,65 @@ class Routed(nn.Module):
         return (2 * x - y).square().mean()
 
 
+class Supervised(nn.Module):
+    """A loss after every layer, by one head: its sum and the hidden state cross the blocks."""
+
+    def __init__(self, depth):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(depth))
+        self.head = nn.Linear(WIDTH, 4)
+
+    def forward(self, x):
+        total = 0
+        for layer in self.layers:
+            x = layer(x)
+            total = total + self.head(x).square().mean()
+        return total
+
+
+def supervised(depth=8):
+    return Supervised(depth)
+
+
+class Hooked(nn.Module):
+    """Equal layers, one with a hook of its own."""
+
+    def __init__(self, depth, at):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(depth))
+        self.layers[at].register_forward_pre_hook(lambda module, args: (args[0] * 0.5,))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+def hooked(depth=8, at=3):
+    return Hooked(depth, at)
+
+
+class BySize(nn.Module):
+    """Work that is not affine in the number of samples."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        count = x.shape[0]
+        if self.kind == "branch":
+            return (self.linear(x) * (2 if count >= 4 else 1)).square().mean()
+        if self.kind == "half":
+            return self.linear(x)[: count // 2 + 1].square().mean()
+        return self.linear(x).square().sum() / count**2
+
+
+def by_size(kind="branch"):
+    return BySize(kind)
+
+
 def routed(what="masks", depth=24, at=6):
     return Routed(what, depth, at)
 

@@ -130,3 +130,25 @@ def test_flop_of_products_that_torch_does_not_count(tmp_path: Path) -> None:
     assert found["aten.addbmm.default"] == (2 * 3 * 36, 2 * 2 * 3 * 36)
     assert found["aten.addmv.default"] == (2 * 36, 2 * 2 * 36)
     assert found["aten.dot.default"] == (12, 24)
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes")
+@pytest.mark.parametrize("kind", ["GRU", "LSTM", "RNN"])
+def test_flop_of_recurrent_layers(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "net.py"
+    path.write_text(
+        "import torch\nfrom torch import nn\n\n\nclass Net(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n"
+        f"        self.layers = nn.{kind}(4, 8, num_layers=2, bidirectional=True)\n\n"
+        "    def forward(self, x):\n        return self.layers(x)[0].square().mean()\n\n\n"
+        "def batch(batch_size, seq_len):\n"
+        '    return {"x": torch.randn(batch_size, 5, 4)}\n'
+    )
+    source = load_model(f"{path}:Net")
+    forward, _ = _flop(capture(source, seq_len=5, dtype="float32").at(3))
+    gates = {"GRU": 3, "LSTM": 4, "RNN": 1}[kind]
+    # Two layers of two directions: rows of 4 and then 16 features, and the state of 8.
+    assert forward == 2 * 15 * gates * 8 * 2 * ((4 + 8) + (16 + 8))
+    if kind != "LSTM":  # torch's own counter does not see its fused kernel
+        counted = count_flop(source.build(dtype="float32", device="cpu"), source.batch(3, 5))
+        assert forward == counted[0]

@@ -48,6 +48,8 @@ PATTERNS = [
     ("routed", {"what": "swap", "at": 12}, []),
     ("routed", {"what": "early", "at": 12}, []),
     ("routed", {"what": "first"}, []),
+    ("hooked", {}, []),
+    ("supervised", {}, [8]),
 ]
 
 
@@ -59,6 +61,23 @@ def test_reduced_equals_full(factory, settings, lengths):
     assert [stack.length for stack in short._stacks] == lengths
     assert not full._stacks
     assert short.at(5) == full.at(5)
+
+
+@pytest.mark.parametrize("kind", ["branch", "half", "square"])
+@pytest.mark.parametrize("size", [1, 4, 7])
+def test_sizes_that_two_do_not_foretell_are_traced(kind, size, run_graph):
+    model = source("by_size", kind=kind)
+    found = capture(model, seq_len=0, dtype="float32")
+    found.confirm()
+    while not found.confirm(size):
+        pass
+    module, batch = model.build(), model.batch(size, 0)
+    assert_close(run_graph(found.at(size), module, batch), module(**batch))
+
+
+def test_one_trace_serves_all_sizes_of_usual_models():
+    found = capture(source("stacks", pattern="aaaaaaaa"), seq_len=0, dtype="float32")
+    assert all(found.confirm(size) for size in (1, 2, 5, 8))
 
 
 def test_classes_of_patterns():

@@ -73,10 +73,15 @@ class HuggingFaceSource(ModelSource):
         config = type(self._config).from_dict(self._config.to_dict())
         if experts is not None:
             config._experts_implementation = experts
+        # The plan says what to compute in; the file, what its weights are stored in.
+        for part in (config, *(getattr(config, key) for key in config.sub_configs)):
+            if part is not None:
+                part.dtype = None
         extra = {"trust_remote_code": True} if self.trust_remote_code else {}
         try:
             module = auto.from_config(config, **settings, **extra)
-        except (ValueError, TypeError, KeyError, ZeroDivisionError, RuntimeError) as error:
+        except Exception as error:
+            # A library's model may raise anything on settings that don't fit together.
             text = " ".join(str(error).split())
             raise InputError(
                 f"{self.spec}: transformers can't build this configuration: {text}",
