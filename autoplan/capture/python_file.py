@@ -259,7 +259,8 @@ def _first_line(error: BaseException) -> str:
 
 def _missing_package(error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name:
-        return f"install {error.name.partition('.')[0]} in the environment that autoplan runs in"
+        package = error.name.partition(".")[0]
+        return f"install {package} where autoplan runs, or put its folder on PYTHONPATH"
     return ""
 
 

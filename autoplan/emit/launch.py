@@ -41,9 +41,9 @@ def readme_text(plan: Plan) -> str:
         ("mesh", " x ".join(f"{axis} {degree}" for axis, degree in mesh.items())),
         ("ZeRO level", str(plan.zero)),
         ("recompute", plan.recompute),
-        ("schedule", f"{pipeline.schedule}, {len(pipeline.stages)} stages"),
+        ("schedule", f"{pipeline.schedule}, {_counted(len(pipeline.stages), 'stage')}"),
         ("microbatches", f"{pipeline.microbatches} of {pipeline.micro_batch_size} a step"),
-        ("global batch", f"{plan.workload.global_batch} x {plan.workload.seq_len} tokens"),
+        ("global batch", _batch(plan)),
         ("predicted step time", format_time(memory.step_time)),
         (
             "predicted peak memory",
@@ -138,3 +138,12 @@ Run `./launch.sh` {across} ({per_node} ranks a node); under Slurm: `sbatch launc
 - `plan.json`: the plan; `autoplan show plan.json` prints it, `autoplan verify .` proves that
   this program's loss and gradients equal the unsharded model's
 """
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _batch(plan: Plan) -> str:
+    tokens = f" x {plan.workload.seq_len} tokens" if plan.workload.seq_len else ""
+    return _counted(plan.workload.global_batch, "sample") + tokens

@@ -25,9 +25,10 @@ SOLVED = """## Captured and solved, at the real size
 - **blocks (classes)**: repeated parts of the model, and how many different ones.
 - **left whole**: share of the model's FLOP in operators that no rule divides on two ranks, so
   that every rank of a tensor-parallel group would do them.
-- **solved**: all decisions free on the cluster named; **gap** is the proved distance to the
-  best possible plan. The search had {limit} s; one that ends by its limit shows the gap
-  reached. The step time is predicted, not measured."""
+- **solved**: a global batch of 256 samples (64 or 1024 for some files, see
+  `benchmarks/zoo/entries.py`), all decisions free on the cluster named; **gap** is the proved
+  distance to the best possible plan. The search had {limit} s; one that ends by its limit shows
+  the gap reached. The step time is predicted, not measured."""
 
 VERIFIED = """## Verified, at a small size
 

@@ -183,3 +183,18 @@ def test_reduced_keeps_the_kind(tp):
     assert llava.text_config.num_hidden_layers == llava.vision_config.num_hidden_layers == 4
     state = small("mamba2-2.7b")
     assert state.num_heads * state.head_dim == state.expand * state.hidden_size
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_the_dtype_that_weights_are_stored_in_is_not_that_of_the_plan(tmp_path, key):
+    source = load_model(
+        _config(
+            tmp_path, model_type="llama", hidden_size=32, intermediate_size=32, vocab_size=64,
+            num_hidden_layers=1, num_attention_heads=2, architectures=["LlamaForCausalLM"],
+            **{key: "bfloat16"},
+        )
+    )  # fmt: skip
+    for dtype in (torch.float32, torch.bfloat16):
+        assert {p.dtype for p in source.build(dtype=dtype).parameters()} == {dtype}
+        built = source.build_for_trace(dtype=dtype).module
+        assert {p.dtype for p in built.parameters()} == {dtype}

@@ -1,4 +1,4 @@
-"""A user's file: tied weights, a buffer, a frozen table, dropout."""
+"""A user's file: tied weights, buffers (one drawn by chance), a frozen table, scalars, dropout."""
 
 import torch
 import torch.nn.functional as F
@@ -12,12 +12,15 @@ class Layer(nn.Module):
         self.mix = nn.Linear(width, 2 * width)
         self.out = nn.Linear(width, width, bias=False)
         self.drop = nn.Dropout(0.1)
+        self.scale = nn.Parameter(torch.tensor(0.5))
         self.register_buffer("decay", torch.linspace(0.5, 1.0, width))
+        self.register_buffer("mixing", torch.rand(width))
 
     def forward(self, x):
         value, gate = self.mix(self.norm(x)).chunk(2, dim=-1)
         mixed = value * torch.sigmoid(gate) * self.decay
-        return x + self.drop(self.out(mixed.cumsum(1) / x.shape[1]))
+        mixed = mixed * self.mixing
+        return x + self.scale * self.drop(self.out(mixed.cumsum(1) / x.shape[1]))
 
 
 class Model(nn.Module):
