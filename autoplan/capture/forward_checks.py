@@ -223,7 +223,9 @@ def _frozen(value: Any, depth: int) -> Any:
         return len(value), sorted(map(str, islice(value, _MANY))) if depth else ()
     if isinstance(value, nn.Module | Tensor | type) or callable(value) or not depth:
         return None
-    return _frozen(getattr(value, "__dict__", None), depth - 1)
+    file = getattr(sys.modules.get(type(value).__module__), "__file__", None) or ""
+    # Configurations of libraries note how they are used, which no step computes with.
+    return None if "-packages" in file else _frozen(getattr(value, "__dict__", None), depth - 1)
 
 
 def _check_state(
