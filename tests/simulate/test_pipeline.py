@@ -149,6 +149,3 @@ def test_order_is_the_one_torch_steps_in(schedule: str, stages: int, microbatche
         assert tuple(stage.actions) == order(schedule, index, stages, microbatches)
 
 
-def test_unknown_schedule_is_named() -> None:
-    with pytest.raises(UsageError, match="zigzag"):
-        order("zigzag", 0, 2, 2)
