@@ -56,6 +56,7 @@ SCHEDULES = tuple(_MODULES)
 """Names of the schedules."""
 
 
+@lru_cache(maxsize=64)
 def order(
     schedule: str, rank: int, ranks: int, microbatches: int, stages_per_rank: int = 1
 ) -> tuple[Step, ...]:

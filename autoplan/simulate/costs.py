@@ -23,7 +23,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Seconds of a unit's kernels in one action, and of the tp, cp and ep collectives they await."""
+    """Seconds of a unit's kernels in one action, and of tp, cp and ep collectives they wait for."""
 
     compute: float
     exposed: float = 0.0
@@ -118,13 +118,15 @@ class DataParallel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tail:
-    """Seconds of a rank once a step: collectives after its last gradient, then its update.
+    """Seconds of a rank once a step: collectives after its last gradient, update, publication.
 
     The update starts when all ranks have their gradients, as clipping by the global norm asks.
+    ``publish`` is the all-gather of updated parameters (ZeRO-1).
     """
 
     collectives: float = 0.0
     optimizer: float = 0.0
+    publish: float = 0.0
 
 
 def stage_of_times(

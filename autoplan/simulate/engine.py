@@ -31,6 +31,8 @@ class RankOutcome:
     busy: float = 0.0
     awaiting_input: float = 0.0
     awaiting_gather: float = 0.0
+    awaiting_reduction: float = 0.0
+    awaiting_ranks: float = 0.0
     end: float = 0.0
     end_of_stage: dict[int, float] = field(default_factory=dict)
 
@@ -109,6 +111,7 @@ def _run(
             if number in waiting:
                 awake.append(waiting.pop(number))
     outcome.end = max(free, streams.drain())
+    outcome.awaiting_reduction = outcome.end - free
 
 
 class _Gathers:

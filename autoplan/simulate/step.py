@@ -8,7 +8,7 @@ from autoplan.schedules import order, stages_of
 from autoplan.simulate.costs import DataParallel, StageCost, Tail
 from autoplan.simulate.engine import RankOutcome, run_ranks
 from autoplan.simulate.program import jobs_of_rank
-from autoplan.simulate.timeline import COMPUTE, MODEL, Record, Timeline
+from autoplan.simulate.timeline import COMPUTE, DATA, MODEL, Record, Timeline
 
 __all__ = ["simulate_step"]
 
@@ -47,15 +47,14 @@ def simulate_step(
         for rank in range(ranks)
     ]
     outcomes, records = run_ranks(programs, 2 * len(stages) * microbatches, data)
-    makespan = max(outcome.end for outcome in outcomes)
-    if tails:
-        makespan = _finish(outcomes, tails, records)
+    makespan = _finish(outcomes, tails or [Tail()] * ranks, records)
     return Timeline(
         records=tuple(records),
         busy=tuple(outcome.busy for outcome in outcomes),
         awaiting_input=tuple(outcome.awaiting_input for outcome in outcomes),
         awaiting_gather=tuple(outcome.awaiting_gather for outcome in outcomes),
-        end_of_rank=tuple(outcome.end for outcome in outcomes),
+        awaiting_reduction=tuple(outcome.awaiting_reduction for outcome in outcomes),
+        awaiting_ranks=tuple(outcome.awaiting_ranks for outcome in outcomes),
         end_of_stage=tuple(
             outcomes[rank].end_of_stage[stage] for stage, rank in enumerate(rank_of)
         ),
@@ -64,15 +63,22 @@ def simulate_step(
 
 
 def _finish(outcomes: Sequence[RankOutcome], tails: Sequence[Tail], records: list[Record]) -> float:
-    """Add what follows the last gradients; seconds until the last rank's update is done."""
-    ends = [outcome.end + tail.collectives for outcome, tail in zip(outcomes, tails, strict=True)]
-    synced = max(ends)
+    """Add what follows the last gradients; seconds until the last rank is done."""
+    synced = max(
+        outcome.end + tail.collectives for outcome, tail in zip(outcomes, tails, strict=True)
+    )
+    makespan = synced + max(tail.optimizer + tail.publish for tail in tails)
     for rank, (outcome, tail) in enumerate(zip(outcomes, tails, strict=True)):
-        if tail.collectives:
-            records.append((rank, MODEL, outcome.end, ends[rank], "gradient collectives", None, -1))
-        if tail.optimizer:
-            end = synced + tail.optimizer
-            records.append((rank, COMPUTE, synced, end, "optimizer", None, -1))
-            outcome.busy += tail.optimizer
-        outcome.busy += tail.collectives
-    return synced + max(tail.optimizer for tail in tails)
+        ready = outcome.end + tail.collectives
+        updated = synced + tail.optimizer
+        done = updated + tail.publish
+        for stream, start, end, verb in (
+            (MODEL, outcome.end, ready, "gradient collectives"),
+            (COMPUTE, synced, updated, "optimizer"),
+            (DATA, updated, done, "gather updated parameters"),
+        ):
+            if end > start:
+                records.append((rank, stream, start, end, verb, None, -1))
+        outcome.busy += tail.collectives + tail.optimizer + tail.publish
+        outcome.awaiting_ranks = (synced - ready) + (makespan - done)
+    return makespan

@@ -40,17 +40,18 @@ class Event:
 class Timeline:
     """A step of all ranks.
 
-    By rank, in seconds: ``busy`` is kernels and the collectives they wait for, ``awaiting_input``
-    and ``awaiting_gather`` are gaps of the compute stream before its last action's end, and
-    ``end_of_rank`` is when its gradients are ready (without what follows in the step).
-    ``end_of_stage`` is when each stage's last action ends.
+    By rank, in seconds, with the makespan as their sum: ``busy`` is kernels and the collectives
+    they wait for; then what a rank does not work for: other ranks' results, its own gathers,
+    its last reductions, and the end of the step. ``end_of_stage`` is when each stage's last
+    action ends.
     """
 
     records: tuple[Record, ...]
     busy: tuple[float, ...]
     awaiting_input: tuple[float, ...]
     awaiting_gather: tuple[float, ...]
-    end_of_rank: tuple[float, ...]
+    awaiting_reduction: tuple[float, ...]
+    awaiting_ranks: tuple[float, ...]
     end_of_stage: tuple[float, ...]
     makespan: float
 
