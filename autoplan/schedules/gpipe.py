@@ -35,4 +35,5 @@ def order(rank: int, ranks: int, stages_per_rank: int, microbatches: int) -> tup
 
 def in_flight(rank: int, ranks: int, stages_per_rank: int, microbatches: int) -> int:
     """Most microbatches whose activations a rank holds at once."""
+    need_stages_per_rank(NAME, 1, stages_per_rank)
     return microbatches

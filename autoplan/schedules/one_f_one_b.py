@@ -29,7 +29,6 @@ def stages_of(rank: int, ranks: int, stages_per_rank: int) -> tuple[int, ...]:
 
 def order(rank: int, ranks: int, stages_per_rank: int, microbatches: int) -> tuple[Action, ...]:
     """Actions of a rank in the order it runs them, also for fewer microbatches than ranks."""
-    need_stages_per_rank(NAME, 1, stages_per_rank)
     need_microbatches(NAME, 1, microbatches)
     warmup = in_flight(rank, ranks, stages_per_rank, microbatches)
     actions = [Action(rank, ActionKind.FORWARD, m) for m in range(warmup)]
@@ -42,4 +41,5 @@ def order(rank: int, ranks: int, stages_per_rank: int, microbatches: int) -> tup
 
 def in_flight(rank: int, ranks: int, stages_per_rank: int, microbatches: int) -> int:
     """Most microbatches whose activations a rank holds at once."""
+    need_stages_per_rank(NAME, 1, stages_per_rank)
     return min(microbatches, ranks - rank)

@@ -85,9 +85,13 @@ class DataParallel:
     """How gathers and reductions are run: one stream a rank, in order, beside compute.
 
     While both run, compute takes ``compute_slow_down`` times as long and the collective
-    ``network_slow_down`` times; what is left of either then goes on at full speed. ``window`` is
-    the number of stages gathered at once under ``Gathering.WINDOW``. ``pairs_side_by_side`` tells
-    that the program runs the two actions of a pair at the same time, which torch alone does not.
+    ``network_slow_down`` times; what is left of either then goes on at full speed. Where the
+    inverses of the two add up to less than 1, overlapping is worse than taking turns, and then
+    (only then) longer work may shorten a step, by ending an overlap.
+
+    ``window`` is the number of stages gathered at once under ``Gathering.WINDOW``.
+    ``pairs_side_by_side`` tells that the program runs the two actions of a pair at the same time,
+    which torch alone does not.
     """
 
     gathering: Gathering = Gathering.NEVER

@@ -100,7 +100,8 @@ def side_by_side(
     """Segments of a pair whose collectives each hide behind the other's kernels.
 
     The kernels run one after another, evenly stretched by the slow-down, and what nothing hides
-    of the collectives comes last. The pair is never faster than either of its two alone.
+    of the collectives comes last; what is hidden has no event. The pair is never faster than
+    either of its two alone.
     """
     both = (*forward, *backward)
     compute = sum(s.compute for s in both)
