@@ -4,6 +4,7 @@ from autoplan.simulate.chrome import chrome_trace
 from autoplan.simulate.costs import (
     DataParallel,
     Gathering,
+    Messages,
     Reduction,
     StageCost,
     Tail,
@@ -22,6 +23,7 @@ __all__ = [
     "DataParallel",
     "Event",
     "Gathering",
+    "Messages",
     "Reduction",
     "StageCost",
     "Tail",

@@ -12,6 +12,7 @@ from autoplan.schedules import ActionKind
 __all__ = [
     "DataParallel",
     "Gathering",
+    "Messages",
     "Reduction",
     "StageCost",
     "Tail",
@@ -61,10 +62,12 @@ class Gathering(StrEnum):
 
     NEVER = "never"
     """They are not sharded."""
+    FORWARD = "forward"
+    """Before every forward, then kept for its backward (ZeRO-2 without a pipeline)."""
     STEP = "step"
-    """Before their first forward of the step, then kept (FSDP2 without resharding, ZeRO-2)."""
+    """Before their first forward of the step, then kept (ZeRO-2 in a pipeline)."""
     ACTION = "action"
-    """Before every action on the unit, one unit ahead (FSDP2 with resharding, ZeRO-3)."""
+    """Before every action on the unit, one unit ahead (ZeRO-3)."""
     WINDOW = "window"
     """By stages, while among the next few that the rank works on (torch's pipeline runtime)."""
 
@@ -78,6 +81,15 @@ class Reduction(StrEnum):
     """After a unit's backward of the last microbatch, beside the backward of the next unit."""
     STAGE = "stage"
     """After the whole stage's last backward (torch's pipeline runtime with FSDP2)."""
+
+
+class Messages(StrEnum):
+    """What waits while results travel between ranks."""
+
+    BESIDE = "beside"
+    """Nobody before it needs the result (torch's runtime for several stages a rank)."""
+    AWAITED = "awaited"
+    """Both ranks, as in torch's GPipe and 1F1B: see ``autoplan.simulate.rendezvous``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

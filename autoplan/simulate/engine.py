@@ -1,10 +1,8 @@
 """A step, event by event: each rank goes on until it waits for a message not yet sent.
 
-A rank runs its order whatever the others do, its streams and its outgoing links are its own, and
-only the instants at which messages arrive come from outside. So ranks may be followed one at a
-time, each as far as known arrivals allow, and the result is that of a global clock. A result
-is sent while the sender computes on; each direction of each link carries one message at a
-time, and the receiver waits for it.
+A rank runs its order whatever the others do, its streams are its own, and only the instants at
+which messages arrive come from outside. So ranks may be followed one at a time, each as far
+as known arrivals allow, and the result is that of a global clock.
 """
 
 from __future__ import annotations
@@ -14,104 +12,142 @@ from dataclasses import dataclass, field
 
 from autoplan.schedules import Action
 from autoplan.simulate.costs import DataParallel, Gathering
-from autoplan.simulate.program import Job
+from autoplan.simulate.program import Job, Message
 from autoplan.simulate.segments import Segment
 from autoplan.simulate.streams import Collective, SlowedStreams, Streams, UnslowedStreams
 from autoplan.simulate.timeline import COMPUTE, MODEL, Record, send_stream
 
-__all__ = ["RankOutcome", "run_ranks"]
+__all__ = ["Mail", "RankRun", "beside", "run_ranks"]
 
 _UNKNOWN = -1.0
 
 
 @dataclass(slots=True)
-class RankOutcome:
-    """What a rank did: seconds of work and of waiting, and when its streams and stages ended."""
+class Mail:
+    """When messages arrive, by number, and who waits for those that nobody has sent yet."""
 
-    busy: float = 0.0
-    awaiting_input: float = 0.0
-    awaiting_gather: float = 0.0
-    awaiting_reduction: float = 0.0
-    awaiting_ranks: float = 0.0
-    end: float = 0.0
-    end_of_stage: dict[int, float] = field(default_factory=dict)
+    arrived: list[float]
+    waiting: dict[int, list[int]] = field(default_factory=dict)
+    awake: list[int] = field(default_factory=list)
+
+    @classmethod
+    def empty(cls, messages: int) -> Mail:
+        """Mail of a step before it starts."""
+        return cls([_UNKNOWN] * messages)
+
+    def deliver(self, number: int, arrival: float) -> None:
+        """Let a message arrive then; those who wait for it may go on."""
+        self.arrived[number] = arrival
+        if number in self.waiting:
+            self.awake.extend(self.waiting.pop(number))
+
+    def is_unknown(self, number: int) -> bool:
+        """Whether it isn't known yet when a message arrives."""
+        return self.arrived[number] == _UNKNOWN
 
 
-def run_ranks(
-    programs: Sequence[Sequence[Job]], messages: int, data: DataParallel
-) -> tuple[list[RankOutcome], list[Record]]:
-    """Outcome of every rank, and everything that happened, by rank."""
-    records: list[Record] = []
-    arrived = [_UNKNOWN] * messages
-    waiting: dict[int, int] = {}
-    awake = list(range(len(programs)))
-    outcomes = [RankOutcome() for _ in programs]
-    runs = [
-        _run(rank, jobs, data, arrived, waiting, awake, outcomes[rank], records)
-        for rank, jobs in enumerate(programs)
-    ]
-    while awake:
-        rank = awake.pop()
+def run_ranks(runs: Sequence[Iterator[int]], mail: Mail) -> None:
+    """Run all ranks to their end; each yields the number of a message that it can't go on without.
+
+    Fails if they wait for each other.
+    """
+    mail.awake.extend(range(len(runs)))
+    while mail.awake:
+        rank = mail.awake.pop()
         number = next(runs[rank], None)
         if number is not None:
-            waiting[number] = rank
-    assert not waiting, f"the schedule deadlocks: {waiting}"
-    return outcomes, records
+            mail.waiting.setdefault(number, []).append(rank)
+    assert not mail.waiting, f"the schedule deadlocks: {mail.waiting}"
 
 
-def _run(
-    rank: int,
-    jobs: Sequence[Job],
-    data: DataParallel,
-    arrived: list[float],
-    waiting: dict[int, int],
-    awake: list[int],
-    outcome: RankOutcome,
-    records: list[Record],
-) -> Iterator[int]:
-    """Run a rank; yields the number of a message whenever its arrival is not known yet."""
-    streams = _streams(rank, data, records)
-    gathers = _Gathers(jobs, data, streams)
-    links: dict[int, float] = {}
-    free = 0.0
-    for job in jobs:
-        gathers.unshard(job, free)
-        ready = free
-        for number in job.awaits:
-            if arrived[number] == _UNKNOWN:
-                yield number
-            ready = max(ready, arrived[number])
-        outcome.awaiting_input += ready - free
-        free = ready
+class RankRun:
+    """A rank on its way through its jobs: ``free`` is when its compute stream is.
+
+    The other public attributes are seconds of work and of waiting, and when it ends.
+    """
+
+    def __init__(
+        self, rank: int, jobs: Sequence[Job], data: DataParallel, records: list[Record]
+    ) -> None:
+        self.rank = rank
+        self.jobs = jobs
+        self.records = records
+        self.free = 0.0
+        self.busy = 0.0
+        self.awaiting_message = 0.0
+        self.awaiting_gather = 0.0
+        self.awaiting_reduction = 0.0
+        self.awaiting_ranks = 0.0
+        self.end = 0.0
+        self.end_of_stage: dict[int, float] = {}
+        self._streams = _streams(rank, data, records)
+        self._gathers = _Gathers(jobs, data, self._streams)
+
+    def unshard(self, job: Job) -> None:
+        """Issue the gathers of the stages that enter the window with a job."""
+        self._gathers.unshard(job, self.free)
+
+    def await_message(self, arrival: float) -> None:
+        """Let the compute stream wait for a message."""
+        if arrival > self.free:
+            self.awaiting_message += arrival - self.free
+            self.free = arrival
+
+    def run(self, job: Job) -> None:
+        """Run the actions of a job from now on."""
+        rank, records, streams, gathers = self.rank, self.records, self._streams, self._gathers
+        free = self.free
         for action, segments in job.parts:
             for segment in segments:
                 ready = gathers.before(action.stage, free)
-                outcome.awaiting_gather += ready - free
+                self.awaiting_gather += ready - free
                 free = streams.compute(ready, segment.compute)
                 records.append((rank, COMPUTE, ready, free, "", action, segment.unit))
                 if segment.exposed:
                     end = free + segment.exposed
                     records.append((rank, MODEL, free, end, "collectives of", action, segment.unit))
                     free = end
-                outcome.busy += free - ready
+                self.busy += free - ready
                 if segment.reduce:
                     streams.issue(
                         Collective(segment.reduce, free, "reduce after", action, segment.unit)
                     )
-            outcome.end_of_stage[action.stage] = free
-        for number, target, seconds, action in job.messages:
-            arrival = free
-            if target != rank:
-                start = max(free, links.get(target, 0.0))
-                arrival = links[target] = start + seconds
-                if seconds:
-                    stream = send_stream(target)
-                    records.append((rank, stream, start, arrival, "result of", action, -1))
-            arrived[number] = arrival
-            if number in waiting:
-                awake.append(waiting.pop(number))
-    outcome.end = max(free, streams.drain())
-    outcome.awaiting_reduction = outcome.end - free
+            self.end_of_stage[action.stage] = free
+        self.free = free
+
+    def finish(self) -> None:
+        """Wait for the last reductions."""
+        self.end = max(self.free, self._streams.drain())
+        self.awaiting_reduction = self.end - self.free
+
+    def record_send(self, message: Message, start: float, end: float) -> None:
+        """Note that a message was on its way."""
+        if end > start:
+            stream = send_stream(message.target)
+            self.records.append((self.rank, stream, start, end, "result of", message.action, -1))
+
+
+def beside(run: RankRun, mail: Mail) -> Iterator[int]:
+    """Jobs of a rank whose messages travel beside its compute and the receiver's.
+
+    Each direction between two ranks carries one message at a time.
+    """
+    links: dict[int, float] = {}
+    for job in run.jobs:
+        run.unshard(job)
+        for number in job.awaits:
+            if mail.is_unknown(number):
+                yield number
+            run.await_message(mail.arrived[number])
+        run.run(job)
+        for message in job.messages:
+            arrival = run.free
+            if message.target != run.rank:
+                start = max(run.free, links.get(message.target, 0.0))
+                arrival = links[message.target] = start + message.seconds
+                run.record_send(message, start, arrival)
+            mail.deliver(message.number, arrival)
+    run.finish()
 
 
 class _Gathers:
@@ -121,7 +157,7 @@ class _Gathers:
         self._streams = streams
         self._stages: dict[int, Collective] = {}
         self._ahead: Iterator[tuple[Action, Segment]] = iter(())
-        if data.gathering in (Gathering.STEP, Gathering.ACTION):
+        if data.gathering not in (Gathering.NEVER, Gathering.WINDOW):
             self._ahead = (
                 (action, segment)
                 for job in jobs

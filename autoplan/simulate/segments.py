@@ -37,7 +37,9 @@ class Segments:
         """Segments of the next action; backwards take the units from the last to the first."""
         stage, kind = action.stage, action.kind
         gathering = self._data.gathering
-        gather = gathering is Gathering.ACTION
+        gather = gathering is Gathering.ACTION or (
+            gathering is Gathering.FORWARD and kind is ActionKind.FORWARD
+        )
         if gathering is Gathering.STEP and stage not in self._gathered:
             self._gathered.add(stage)
             gather = True

@@ -41,14 +41,14 @@ class Timeline:
     """A step of all ranks.
 
     By rank, in seconds, with the makespan as their sum: ``busy`` is kernels and the collectives
-    they wait for; then what a rank does not work for: other ranks' results, its own gathers,
+    they wait for; then what a rank waits for: messages of other ranks, its own gathers,
     its last reductions, and the end of the step. ``end_of_stage`` is when each stage's last
     action ends.
     """
 
     records: tuple[Record, ...]
     busy: tuple[float, ...]
-    awaiting_input: tuple[float, ...]
+    awaiting_message: tuple[float, ...]
     awaiting_gather: tuple[float, ...]
     awaiting_reduction: tuple[float, ...]
     awaiting_ranks: tuple[float, ...]

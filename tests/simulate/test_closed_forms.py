@@ -106,7 +106,7 @@ def test_zero_bubble_v_only_waits_for_the_first_forward() -> None:
             continue
         timeline = balanced("zbvzerobubble", ranks, per_rank, microbatches, 2.0, 4.0, 2.0)
         assert timeline.makespan == 2 * microbatches * 6.0 + (ranks - 1) * 2.0
-        assert timeline.awaiting_input == tuple(2.0 * rank for rank in range(ranks))
+        assert timeline.awaiting_message == tuple(2.0 * rank for rank in range(ranks))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_parts_of_a_rank_sum_to_the_step(schedule: str) -> None:
         for rank in range(ranks):
             parts = (
                 timeline.busy[rank],
-                timeline.awaiting_input[rank],
+                timeline.awaiting_message[rank],
                 timeline.awaiting_gather[rank],
                 timeline.awaiting_reduction[rank],
                 timeline.awaiting_ranks[rank],

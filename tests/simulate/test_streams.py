@@ -226,6 +226,7 @@ def _collective_seconds(
     gathered = {
         Gathering.NEVER: [],
         Gathering.STEP: sorted({step.stage for step in steps}),
+        Gathering.FORWARD: [step.stage for step in steps if step.kind is F],
         Gathering.ACTION: [step.stage for step in steps],
         Gathering.WINDOW: [stage for stages in windows(steps, data.window) for stage in stages],
     }[data.gathering]
@@ -249,6 +250,7 @@ def _run(stages: list[StageCost], schedule: str = "1f1b", **data: object) -> Tim
     [
         (Gathering.NEVER, 0),
         (Gathering.STEP, 4),
+        (Gathering.FORWARD, 4 * 4),
         (Gathering.ACTION, 4 * 2 * 4),
         (Gathering.WINDOW, 1),
     ],
@@ -409,7 +411,7 @@ def test_parts_of_a_rank_sum_to_the_step(gathering: Gathering) -> None:
         )
         for parts in zip(
             timeline.busy,
-            timeline.awaiting_input,
+            timeline.awaiting_message,
             timeline.awaiting_gather,
             timeline.awaiting_reduction,
             timeline.awaiting_ranks,
