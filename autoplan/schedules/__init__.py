@@ -1,43 +1,110 @@
-"""Pipeline schedules: the order of actions of each stage, and what it holds in flight.
+"""Pipeline schedules: the order of actions of each rank, and what it holds in flight.
 
-A schedule is a module with ``order`` and ``in_flight``, named in the table below.
+A schedule is a module with ``NAME``, ``check``, ``stages_of`` and ``order``, listed below; where
+the most that a rank holds is a simple formula, it has ``in_flight`` as well. All seven schedules
+of ``torch.distributed.pipelining`` are here, under torch's names in lower case.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
+from types import ModuleType
+
 from autoplan.errors import UsageError
-from autoplan.schedules import gpipe, one_f_one_b
-from autoplan.schedules.action import Action, ActionKind
+from autoplan.schedules import (
+    dualpipev,
+    gpipe,
+    interleaved_1f1b,
+    interleaved_zero_bubble,
+    looped_bfs,
+    one_f_one_b,
+    zbv_zero_bubble,
+)
+from autoplan.schedules.action import Action, ActionKind, Overlapped, Step, single_actions
+from autoplan.schedules.flight import most_held, most_in_flight, most_pending
 
-__all__ = ["SCHEDULES", "Action", "ActionKind", "in_flight", "order"]
+__all__ = [
+    "SCHEDULES",
+    "Action",
+    "ActionKind",
+    "Overlapped",
+    "Step",
+    "check",
+    "in_flight",
+    "most_held",
+    "most_in_flight",
+    "most_pending",
+    "order",
+    "single_actions",
+    "stages_of",
+]
 
-_ORDER = {"gpipe": gpipe.order, "1f1b": one_f_one_b.order}
-_IN_FLIGHT = {"gpipe": gpipe.in_flight, "1f1b": one_f_one_b.in_flight}
+_MODULES: dict[str, ModuleType] = {
+    module.NAME: module
+    for module in (
+        gpipe,
+        one_f_one_b,
+        interleaved_1f1b,
+        looped_bfs,
+        interleaved_zero_bubble,
+        zbv_zero_bubble,
+        dualpipev,
+    )
+}
 
-SCHEDULES = tuple(_ORDER)
+SCHEDULES = tuple(_MODULES)
 """Names of the schedules."""
 
 
-def order(schedule: str, stage: int, stages: int, microbatches: int) -> tuple[Action, ...]:
-    """Actions of a stage in the order it runs them.
+@lru_cache(maxsize=64)
+def order(
+    schedule: str, rank: int, ranks: int, microbatches: int, stages_per_rank: int = 1
+) -> tuple[Step, ...]:
+    """Actions of a rank in the order it runs them.
 
     >>> " ".join(map(str, order("1f1b", 1, 3, 3)))
     '1F0 1F1 1B0 1F2 1B1 1B2'
+    >>> " ".join(map(str, order("zbvzerobubble", 0, 1, 2, 2)))
+    '0F0 1F0 1I0 1W0 0F1 0I0 0W0 1F1 1I1 1W1 0I1 0W1'
     """
-    _check(schedule)
-    return _ORDER[schedule](stage, stages, microbatches)
+    steps: tuple[Step, ...] = _module(schedule).order(rank, ranks, stages_per_rank, microbatches)
+    return steps
 
 
-def in_flight(schedule: str, stage: int, stages: int, microbatches: int) -> int:
-    """Most microbatches whose activations a stage holds at once.
+def check(schedule: str, ranks: int, microbatches: int, stages_per_rank: int = 1) -> None:
+    """Refuse numbers of ranks, microbatches and stages that torch's schedule refuses."""
+    _module(schedule).check(ranks, stages_per_rank, microbatches)
+
+
+def stages_of(schedule: str, rank: int, ranks: int, stages_per_rank: int = 1) -> tuple[int, ...]:
+    """Stages that a rank holds.
+
+    >>> stages_of("dualpipev", 0, 4, 2), stages_of("loopedbfs", 0, 4, 2)
+    ((0, 7), (0, 4))
+    """
+    stages: tuple[int, ...] = _module(schedule).stages_of(rank, ranks, stages_per_rank)
+    return stages
+
+
+@lru_cache(maxsize=4096)
+def in_flight(
+    schedule: str, rank: int, ranks: int, microbatches: int, stages_per_rank: int = 1
+) -> int:
+    """Most pairs of stage and microbatch whose activations a rank holds at once.
+
+    ``autoplan.schedules.flight`` says when they are freed.
 
     >>> [in_flight("1f1b", stage, 4, 8) for stage in range(4)]
     [4, 3, 2, 1]
     """
-    _check(schedule)
-    return _IN_FLIGHT[schedule](stage, stages, microbatches)
+    module = _module(schedule)
+    if hasattr(module, "in_flight"):
+        most: int = module.in_flight(rank, ranks, stages_per_rank, microbatches)
+        return most
+    return most_in_flight(order(schedule, rank, ranks, microbatches, stages_per_rank))
 
 
-def _check(schedule: str) -> None:
-    if schedule not in _ORDER:
+def _module(schedule: str) -> ModuleType:
+    if schedule not in _MODULES:
         raise UsageError(f"unknown schedule {schedule!r}", hint=f"one of: {', '.join(SCHEDULES)}")
+    return _MODULES[schedule]

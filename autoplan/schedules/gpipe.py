@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 from autoplan.schedules.action import Action, ActionKind
+from autoplan.schedules.limits import need_microbatches, need_stages_per_rank
+from autoplan.schedules.placement import looped_stages
 
-__all__ = ["in_flight", "order"]
+__all__ = ["NAME", "check", "in_flight", "order", "stages_of"]
+
+NAME = "gpipe"
+"""The schedule's name, torch's in lower case."""
 
 
-def order(stage: int, stages: int, microbatches: int) -> tuple[Action, ...]:
-    """Actions of a stage in the order it runs them."""
+def check(ranks: int, stages_per_rank: int, microbatches: int) -> None:
+    """Refuse numbers that torch's ``ScheduleGPipe`` refuses."""
+    need_stages_per_rank(NAME, 1, stages_per_rank)
+    need_microbatches(NAME, 1, microbatches)
+
+
+def stages_of(rank: int, ranks: int, stages_per_rank: int) -> tuple[int, ...]:
+    """Stages that a rank holds."""
+    return looped_stages(rank, ranks, stages_per_rank)
+
+
+def order(rank: int, ranks: int, stages_per_rank: int, microbatches: int) -> tuple[Action, ...]:
+    """Actions of a rank in the order it runs them."""
+    check(ranks, stages_per_rank, microbatches)
     return tuple(
-        Action(stage, kind, microbatch)
+        Action(rank, kind, microbatch)
         for kind in (ActionKind.FORWARD, ActionKind.BACKWARD)
         for microbatch in range(microbatches)
     )
 
 
-def in_flight(stage: int, stages: int, microbatches: int) -> int:
-    """Most microbatches whose activations a stage holds at once."""
+def in_flight(rank: int, ranks: int, stages_per_rank: int, microbatches: int) -> int:
+    """Most microbatches whose activations a rank holds at once."""
+    need_stages_per_rank(NAME, 1, stages_per_rank)
     return microbatches

@@ -7,21 +7,39 @@ microbatches than that. This is the order in which torch's ``Schedule1F1B`` step
 from __future__ import annotations
 
 from autoplan.schedules.action import Action, ActionKind
+from autoplan.schedules.limits import need_microbatches, need_stages_per_rank
+from autoplan.schedules.placement import looped_stages
 
-__all__ = ["in_flight", "order"]
+__all__ = ["NAME", "check", "in_flight", "order", "stages_of"]
+
+NAME = "1f1b"
+"""The schedule's name, torch's in lower case."""
 
 
-def order(stage: int, stages: int, microbatches: int) -> tuple[Action, ...]:
-    """Actions of a stage in the order it runs them."""
-    warmup = in_flight(stage, stages, microbatches)
-    actions = [Action(stage, ActionKind.FORWARD, m) for m in range(warmup)]
+def check(ranks: int, stages_per_rank: int, microbatches: int) -> None:
+    """Refuse numbers that torch's ``Schedule1F1B`` refuses."""
+    need_stages_per_rank(NAME, 1, stages_per_rank)
+    need_microbatches(NAME, ranks, microbatches)
+
+
+def stages_of(rank: int, ranks: int, stages_per_rank: int) -> tuple[int, ...]:
+    """Stages that a rank holds."""
+    return looped_stages(rank, ranks, stages_per_rank)
+
+
+def order(rank: int, ranks: int, stages_per_rank: int, microbatches: int) -> tuple[Action, ...]:
+    """Actions of a rank in the order it runs them, also for fewer microbatches than ranks."""
+    need_microbatches(NAME, 1, microbatches)
+    warmup = in_flight(rank, ranks, stages_per_rank, microbatches)
+    actions = [Action(rank, ActionKind.FORWARD, m) for m in range(warmup)]
     for microbatch in range(microbatches):
-        actions.append(Action(stage, ActionKind.BACKWARD, microbatch))
+        actions.append(Action(rank, ActionKind.BACKWARD, microbatch))
         if microbatch + warmup < microbatches:
-            actions.append(Action(stage, ActionKind.FORWARD, microbatch + warmup))
+            actions.append(Action(rank, ActionKind.FORWARD, microbatch + warmup))
     return tuple(actions)
 
 
-def in_flight(stage: int, stages: int, microbatches: int) -> int:
-    """Most microbatches whose activations a stage holds at once."""
-    return min(microbatches, stages - stage)
+def in_flight(rank: int, ranks: int, stages_per_rank: int, microbatches: int) -> int:
+    """Most microbatches whose activations a rank holds at once."""
+    need_stages_per_rank(NAME, 1, stages_per_rank)
+    return min(microbatches, ranks - rank)

@@ -1,5 +1,38 @@
-"""Event simulation of a pipeline: a plan's times into a timeline."""
+"""Event simulation of a training step: times of stages into a timeline."""
 
-from autoplan.simulate.pipeline import Event, Timeline, simulate_pipeline
+from autoplan.simulate.chrome import chrome_trace
+from autoplan.simulate.costs import (
+    DataParallel,
+    Gathering,
+    Messages,
+    Reduction,
+    StageCost,
+    Tail,
+    UnitCost,
+    Work,
+    stage_of_times,
+)
+from autoplan.simulate.pipeline import simulate_pipeline
+from autoplan.simulate.step import simulate_step
+from autoplan.simulate.timeline import COMPUTE, DATA, MODEL, Event, Timeline, send_stream
 
-__all__ = ["Event", "Timeline", "simulate_pipeline"]
+__all__ = [
+    "COMPUTE",
+    "DATA",
+    "MODEL",
+    "DataParallel",
+    "Event",
+    "Gathering",
+    "Messages",
+    "Reduction",
+    "StageCost",
+    "Tail",
+    "Timeline",
+    "UnitCost",
+    "Work",
+    "chrome_trace",
+    "send_stream",
+    "simulate_pipeline",
+    "simulate_step",
+    "stage_of_times",
+]

@@ -1,0 +1,93 @@
+"""A training step from the costs of its stages: the events of every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from autoplan.errors import UsageError
+from autoplan.schedules import order, stages_of
+from autoplan.simulate.costs import DataParallel, Messages, StageCost, Tail
+from autoplan.simulate.engine import Mail, RankRun, beside, run_ranks
+from autoplan.simulate.program import jobs_of_rank
+from autoplan.simulate.rendezvous import Transfers, in_batches, in_order
+from autoplan.simulate.timeline import COMPUTE, DATA, MODEL, Record, Timeline
+
+__all__ = ["simulate_step"]
+
+
+def simulate_step(
+    schedule: str,
+    stages: Sequence[StageCost],
+    *,
+    ranks: int,
+    microbatches: int,
+    data: DataParallel | None = None,
+    tails: Sequence[Tail] = (),
+    messages: Messages = Messages.BESIDE,
+) -> Timeline:
+    """Timeline of one step of a pipeline; ``stages`` are all, in the order of the model.
+
+    Without a pipeline, that is ``1f1b`` with one rank: forward and backward in turn. ``tails``
+    is what follows, by rank. ``messages`` tells whether ranks wait while results travel.
+    """
+    assert len(stages) % ranks == 0 and len(tails) in (0, ranks)
+    per_rank = len(stages) // ranks
+    data = data or DataParallel()
+    rank_of = [0] * len(stages)
+    for rank in range(ranks):
+        for stage in stages_of(schedule, rank, ranks, per_rank):
+            rank_of[stage] = rank
+    records: list[Record] = []
+    runs = []
+    for rank in range(ranks):
+        steps = order(schedule, rank, ranks, microbatches, per_rank)
+        jobs = list(jobs_of_rank(steps, stages, rank_of, microbatches, data))
+        runs.append(RankRun(rank, jobs, data, records))
+    mail = Mail.empty(2 * len(stages) * microbatches)
+    if messages is Messages.BESIDE:
+        run_ranks([beside(run, mail) for run in runs], mail)
+    else:
+        protocol = _protocol(schedule)
+        transfers = Transfers(mail)
+        run_ranks([protocol(run, transfers) for run in runs], mail)
+    makespan = _finish(runs, tails or [Tail()] * ranks, records)
+    return Timeline(
+        records=tuple(records),
+        busy=tuple(run.busy for run in runs),
+        awaiting_message=tuple(run.awaiting_message for run in runs),
+        awaiting_gather=tuple(run.awaiting_gather for run in runs),
+        awaiting_reduction=tuple(run.awaiting_reduction for run in runs),
+        awaiting_ranks=tuple(run.awaiting_ranks for run in runs),
+        end_of_stage=tuple(runs[rank].end_of_stage[stage] for stage, rank in enumerate(rank_of)),
+        makespan=makespan,
+    )
+
+
+def _protocol(schedule: str) -> Callable[[RankRun, Transfers], Iterator[int]]:
+    protocols = {"gpipe": in_order, "1f1b": in_batches}
+    if schedule not in protocols:
+        raise UsageError(
+            f"{schedule} does not wait for messages as they are sent",
+            hint=f"torch does so in {' and '.join(protocols)}: use Messages.BESIDE here",
+        )
+    return protocols[schedule]
+
+
+def _finish(runs: Sequence[RankRun], tails: Sequence[Tail], records: list[Record]) -> float:
+    """Add what follows the last gradients; seconds until the last rank is done."""
+    synced = max(run.end + tail.collectives for run, tail in zip(runs, tails, strict=True))
+    makespan = synced + max(tail.optimizer + tail.publish for tail in tails)
+    for run, tail in zip(runs, tails, strict=True):
+        ready = run.end + tail.collectives
+        updated = synced + tail.optimizer
+        done = updated + tail.publish
+        for stream, start, end, verb in (
+            (MODEL, run.end, ready, "gradient collectives"),
+            (COMPUTE, synced, updated, "optimizer"),
+            (DATA, updated, done, "gather updated parameters"),
+        ):
+            if end > start:
+                records.append((run.rank, stream, start, end, verb, None, -1))
+        run.busy += tail.collectives + tail.optimizer + tail.publish
+        run.awaiting_ranks = (synced - ready) + (makespan - done)
+    return makespan
