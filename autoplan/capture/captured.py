@@ -47,6 +47,11 @@ _SIZES = (2, 3)
 _THIRD = 5
 # All repeats of a run are equal, or else all but the first and the last.
 _DEPTHS = (Depth(2, ends_differ=False), Depth(3, ends_differ=True))
+# What notes of a trace begin with, before the name, and what is said of all that do.
+_NOTED = {
+    "update of buffer ": "in-place updates of buffers left out",
+    "sparse gradient of ": "sparse gradients made dense",
+}
 _WHOLE = Depth(0, ends_differ=False)
 
 
@@ -71,15 +76,19 @@ class Captured:
             raise UsageError(f"a microbatch of {micro_batch_size} samples", hint="use at least 1")
         graph = self._graphs.get(micro_batch_size)
         if graph is None:
-            small, large = (self._graphs[size] for size in _SIZES)
-            try:
-                if self._each_traced:
-                    raise NotAffineError
-                graph = at_size(small, large, micro_batch_size)
-            except NotAffineError:
-                graph = self._traced(micro_batch_size)
+            graph = self._foretold(micro_batch_size) or self._traced(micro_batch_size)
             self._graphs[micro_batch_size] = graph
         return graph
+
+    def _foretold(self, size: int) -> Graph | None:
+        """Graph by what the two sizes traced have in common; None where that doesn't serve."""
+        if self._each_traced:
+            return None
+        small, large = (self._graphs[traced] for traced in _SIZES)
+        try:
+            return at_size(small, large, size)
+        except NotAffineError:
+            return None
 
     def confirm(self, micro_batch_size: int = _THIRD) -> bool:
         """Whether a trace at that size gives the graph that `at` gave.
@@ -295,12 +304,10 @@ def _check_batch(batch: dict[str, Tensor], size: int, name: str) -> None:
 
 def _notes(trace: Trace, classes: list[BlockClass], unused: list[str]) -> list[str]:
     notes = []
-    updates = [note for note in trace.notes if note.startswith("update of buffer")]
-    if updates:
-        notes.append(_sample("in-place updates of buffers left out", updates))
-    dense = [note for note in trace.notes if note.startswith("sparse gradient")]
-    if dense:
-        notes.append(_sample("sparse gradients made dense", dense))
+    for start, text in _NOTED.items():
+        names = [note.removeprefix(start) for note in trace.notes if note.startswith(start)]
+        if names:
+            notes.append(_sample(text, names))
     if unused:
         notes.append(_sample("parameters that the loss does not use", unused))
     unknown = dict.fromkeys(
@@ -327,9 +334,7 @@ def _notes(trace: Trace, classes: list[BlockClass], unused: list[str]) -> list[s
 
 
 def _sample(text: str, names: list[str]) -> str:
-    first = names[0].removeprefix("update of buffer ").removesuffix(" left out")
-    first = first.removeprefix("sparse gradient of ")
-    return f"{text}: {first}" + (" and others like it" if len(names) > 1 else "")
+    return f"{text}: {names[0]}" + (" and others like it" if len(names) > 1 else "")
 
 
 def _parameters(built: BuiltModule) -> tuple[Parameter, ...]:

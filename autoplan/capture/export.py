@@ -422,7 +422,7 @@ class _Reader:
         base = self.trace.tensors[tensor.base]
         if base.kind is TensorKind.BUFFER:
             self.updated.setdefault(base.fqn, op.source)
-            self.trace.notes.append(f"update of buffer {base.fqn} left out")
+            self.trace.notes.append(f"update of buffer {base.fqn}")
             return False
         simple = written == (0,) and op.packet.endswith("_") and len(op.outputs) == 1
         alone = tensor.base == first.name

@@ -277,8 +277,8 @@ class _Log(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def seen(self, out: Any) -> None:
         """Results of a function: views among them are other objects than their operator's."""
-        for index, result in enumerate(out if isinstance(out, list | tuple) else (out,)):
-            if isinstance(result, Tensor) and id(result) not in self._made:
+        for index, result in _tensors(out):
+            if id(result) not in self._made:
                 self._note(result, index)
 
     def __torch_dispatch__(
@@ -295,9 +295,8 @@ class _Log(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         )
         self.places.step()
-        for index, result in enumerate(out if isinstance(out, list | tuple) else (out,)):
-            if isinstance(result, Tensor):
-                self._note(result, index)
+        for index, result in _tensors(out):
+            self._note(result, index)
         return out
 
     def _argument(self, value: Any, is_free: bool) -> Any:
@@ -327,6 +326,13 @@ class _Log(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = self.places.name(self._made[id(value)])
         is_known = value.device.type == "meta" or value.numel() > _SMALL
         return name if is_known else (*name, tuple(value.flatten().tolist()))
+
+
+def _tensors(out: Any) -> Iterator[tuple[int, Tensor]]:
+    """Tensors among the results of a call, with their places."""
+    for index, result in enumerate(out if isinstance(out, list | tuple) else (out,)):
+        if isinstance(result, Tensor):
+            yield index, result
 
 
 class _Calls(TorchFunctionMode):

@@ -11,7 +11,7 @@ from itertools import chain, zip_longest
 
 from autoplan.schedules.action import Action, ActionKind
 from autoplan.schedules.limits import need_microbatches, round_size
-from autoplan.schedules.placement import looped_stages
+from autoplan.schedules.placement import looped_stages as stages_of
 from autoplan.schedules.rounds import actions_by_rounds
 
 __all__ = ["NAME", "check", "in_flight", "order", "stages_of"]
@@ -24,11 +24,6 @@ def check(ranks: int, stages_per_rank: int, microbatches: int) -> None:
     """Refuse numbers that torch's ``ScheduleInterleaved1F1B`` refuses."""
     need_microbatches(NAME, 1, microbatches)
     round_size(NAME, ranks, microbatches)
-
-
-def stages_of(rank: int, ranks: int, stages_per_rank: int) -> tuple[int, ...]:
-    """Stages that a rank holds."""
-    return looped_stages(rank, ranks, stages_per_rank)
 
 
 def order(rank: int, ranks: int, stages_per_rank: int, microbatches: int) -> tuple[Action, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from autoplan.schedules.action import Action, ActionKind
 from autoplan.schedules.limits import need_microbatches
-from autoplan.schedules.placement import looped_stages
+from autoplan.schedules.placement import looped_stages as stages_of
 
 __all__ = ["NAME", "check", "in_flight", "order", "stages_of"]
 
@@ -22,15 +22,10 @@ def check(ranks: int, stages_per_rank: int, microbatches: int) -> None:
     need_microbatches(NAME, 1, microbatches)
 
 
-def stages_of(rank: int, ranks: int, stages_per_rank: int) -> tuple[int, ...]:
-    """Stages that a rank holds."""
-    return looped_stages(rank, ranks, stages_per_rank)
-
-
 def order(rank: int, ranks: int, stages_per_rank: int, microbatches: int) -> tuple[Action, ...]:
     """Actions of a rank in the order it runs them."""
     check(ranks, stages_per_rank, microbatches)
-    stages = looped_stages(rank, ranks, stages_per_rank)
+    stages = stages_of(rank, ranks, stages_per_rank)
     forwards = (Action(s, ActionKind.FORWARD, m) for s in stages for m in range(microbatches))
     backwards = (
         Action(stage, ActionKind.BACKWARD, microbatch)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from autoplan.schedules.action import Action, ActionKind
 from autoplan.schedules.limits import need_microbatches, need_stages_per_rank
-from autoplan.schedules.placement import looped_stages
+from autoplan.schedules.placement import looped_stages as stages_of
 
 __all__ = ["NAME", "check", "in_flight", "order", "stages_of"]
 
@@ -20,11 +20,6 @@ def check(ranks: int, stages_per_rank: int, microbatches: int) -> None:
     """Refuse numbers that torch's ``Schedule1F1B`` refuses."""
     need_stages_per_rank(NAME, 1, stages_per_rank)
     need_microbatches(NAME, ranks, microbatches)
-
-
-def stages_of(rank: int, ranks: int, stages_per_rank: int) -> tuple[int, ...]:
-    """Stages that a rank holds."""
-    return looped_stages(rank, ranks, stages_per_rank)
 
 
 def order(rank: int, ranks: int, stages_per_rank: int, microbatches: int) -> tuple[Action, ...]:
