@@ -55,10 +55,12 @@ def stage_time(
     recompute: bool,
     shared: float,
     partial_grad: float,
+    overlaps: bool = True,
 ) -> StageTime:
     """Times of a stage.
 
     ``shared`` is seconds of shared operators, ``partial_grad`` seconds once a step.
+    ``overlaps`` is `GradientSync.overlaps`, which only ZeRO 0 and 1 can do without.
     """
     again = 1.0 if recompute else 0.0
     forward = shared
@@ -89,7 +91,7 @@ def stage_time(
         if zero <= 1:
             # DDP reduces buckets during the last backward; nothing hides the last bucket.
             last = blocks[0].data_parallel.reduce
-            tail = max(last, reduce - hidden_backward) + publish
+            tail = (max(last, reduce - hidden_backward) if overlaps else reduce) + publish
         elif pipelined:
             gather = sum(b.data_parallel.gather for b in blocks)
             tail = reduce + max(0.0, gather - hidden_forward if zero == 2 else 0.0)
