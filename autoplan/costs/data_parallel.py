@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autoplan.costs.collectives import collective_time
+from autoplan.costs.compute import memory_time
 from autoplan.ir.hardware import Cluster
 from autoplan.ir.mesh import Mesh, MeshAxis
 from autoplan.ir.placement import CollectiveKind
@@ -33,11 +34,16 @@ class GradientSync:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataParallelTimes:
-    """Seconds for one FSDP unit or DDP stage: one gather, one gradient reduction, one update."""
+    """Seconds for one FSDP unit or DDP stage: one gather, one gradient reduction, one update.
+
+    ``accumulate`` is seconds to add a microbatch's gradients to those before it, which a rank
+    without data parallelism does too.
+    """
 
     gather: float
     reduce: float
     publish: float
+    accumulate: float = 0.0
 
 
 def data_parallel_times(
@@ -55,8 +61,12 @@ def data_parallel_times(
     ``itemsize`` is bytes of an element in the compute dtype. FSDP2 reduces in float32, DDP
     in the compute dtype, unless ``sync`` says otherwise.
     """
+    held = trainable * itemsize if zero <= 1 else trainable * 4
+    if zero >= 2 and mesh.pp == 1:
+        held //= mesh.dp_shard
+    accumulate = memory_time(3 * held, cluster.accelerator)  # two read, one written
     if mesh.dp == 1 or numel == 0:
-        return DataParallelTimes(gather=0.0, reduce=0.0, publish=0.0)
+        return DataParallelTimes(gather=0.0, reduce=0.0, publish=0.0, accumulate=accumulate)
     node = cluster.ranks_per_node
     sent = (sync.itemsize if sync else 0) or (itemsize if zero <= 1 else 4)
     if zero <= 1:
@@ -66,7 +76,9 @@ def data_parallel_times(
         if zero == 1:
             payload = trainable * itemsize
             publish = collective_time(CollectiveKind.ALL_GATHER, payload, group, cluster)
-        return DataParallelTimes(gather=0.0, reduce=reduce, publish=publish)
+        return DataParallelTimes(
+            gather=0.0, reduce=reduce, publish=publish, accumulate=accumulate
+        )
     shard = mesh.group(MeshAxis.DP_SHARD, node)
     gather = collective_time(CollectiveKind.ALL_GATHER, numel * itemsize, shard, cluster)
     reduce = collective_time(CollectiveKind.REDUCE_SCATTER, trainable * sent, shard, cluster)
@@ -74,4 +86,4 @@ def data_parallel_times(
         replicas = mesh.group(MeshAxis.DP_REPLICATE, node)
         local = trainable * sent // mesh.dp_shard
         reduce += collective_time(CollectiveKind.ALL_REDUCE, local, replicas, cluster)
-    return DataParallelTimes(gather=gather, reduce=reduce, publish=0.0)
+    return DataParallelTimes(gather=gather, reduce=reduce, publish=0.0, accumulate=accumulate)

@@ -3,7 +3,8 @@
 It stands for Megatron-LM, MPT, NeMo and the like in prices; nobody trains it. Where those systems
 fuse a chain of pointwise operators into one kernel, one operator with the same bytes stands for
 it: a scaled, masked softmax is a softmax, a rotary embedding is a product with a number.
-Query, key and value lie together by head in one projection, as in Megatron-LM.
+Megatron's fused softmax needs a number of matrices that 4 divides; where it doesn't, the scores
+are cast to float32, scaled, masked and cast back one after another. Query, key and value lie together by head in one projection, as in Megatron-LM.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ class Attention(nn.Module):
 
     def __init__(
         self, *, hidden: int, heads: int, kv_heads: int, head: int, bias: bool, flash: bool,
-        rotary: bool, dropout: float,
+        rotary: bool, dropout: float, fused_softmax: bool,
     ) -> None:  # fmt: skip
         super().__init__()
+        self.fused_softmax = fused_softmax
         self.groups, self.each, self.head = kv_heads, heads // kv_heads, head
         self.flash, self.rotary = flash, rotary
         self.qkv = nn.Linear(hidden, (heads + 2 * kv_heads) * head, bias=bias)
@@ -44,9 +46,17 @@ class Attention(nn.Module):
                 q, k, v, is_causal=True, enable_gqa=self.each > 1
             )
         else:
-            y = self.dropout((q @ k.transpose(2, 3)).softmax(-1)) @ v
+            y = self.dropout(self._softmax(q @ k.transpose(2, 3))) @ v
         out: Tensor = self.out(y.transpose(1, 2).reshape(size, length, -1))
         return out
+
+    def _softmax(self, scores: Tensor) -> Tensor:
+        if self.fused_softmax:
+            return scores.softmax(-1)
+        length = scores.shape[-1]
+        hidden = torch.ones(length, length, dtype=torch.bool, device=scores.device).triu(1)
+        wide = (scores.float() * 0.5).masked_fill(hidden, -1e4)
+        return wide.softmax(-1).to(scores.dtype)
 
 
 class Mlp(nn.Module):
@@ -76,12 +86,13 @@ class Layer(nn.Module):
     def __init__(
         self, *, hidden: int, heads: int, kv_heads: int, head: int, ffn: int, bias: bool,
         flash: bool, rotary: bool, gated: bool, squared: bool, rms: bool, dropout: float,
+        fused_softmax: bool,
     ) -> None:  # fmt: skip
         super().__init__()
         self.first = _norm(hidden, rms=rms, bias=bias)
         self.attention = Attention(
             hidden=hidden, heads=heads, kv_heads=kv_heads, head=head, bias=bias, flash=flash,
-            rotary=rotary, dropout=dropout,
+            rotary=rotary, dropout=dropout, fused_softmax=fused_softmax,
         )  # fmt: skip
         self.second = _norm(hidden, rms=rms, bias=bias)
         self.mlp = Mlp(hidden=hidden, ffn=ffn, bias=bias, gated=gated, squared=squared)
@@ -100,6 +111,7 @@ class Decoder(nn.Module):
         self, *, vocab: int, hidden: int, layers: int, heads: int, kv_heads: int, head: int,
         ffn: int, positions: int, tied: bool, bias: bool, flash: bool, rotary: bool, gated: bool,
         squared: bool, rms: bool, dropout: float, embedding_norm: bool,
+        fused_softmax: bool,
     ) -> None:  # fmt: skip
         super().__init__()
         self.tokens = nn.Embedding(vocab, hidden)
@@ -110,7 +122,7 @@ class Decoder(nn.Module):
             Layer(
                 hidden=hidden, heads=heads, kv_heads=kv_heads, head=head, ffn=ffn, bias=bias,
                 flash=flash, rotary=rotary, gated=gated, squared=squared, rms=rms,
-                dropout=dropout,
+                dropout=dropout, fused_softmax=fused_softmax,
             )
             for _ in range(layers)
         )  # fmt: skip
@@ -141,14 +153,14 @@ def decoder(
     *, vocab: int, hidden: int, layers: int, heads: int, ffn: int, kv_heads: int = 0,
     head: int = 0, positions: int = 0, tied: bool = True, bias: bool = True, flash: bool = False,
     rotary: bool = False, gated: bool = False, squared: bool = False, rms: bool = False,
-    dropout: float = 0.1, embedding_norm: bool = False,
+    dropout: float = 0.1, embedding_norm: bool = False, fused_softmax: bool = True,
 ) -> Decoder:  # fmt: skip
     """Decoder of those sizes; the other arguments say which kernels it runs."""
     return Decoder(
         vocab=vocab, hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads or heads,
         head=head or hidden // heads, ffn=ffn, positions=positions, tied=tied, bias=bias,
         flash=flash, rotary=rotary, gated=gated, squared=squared, rms=rms, dropout=dropout,
-        embedding_norm=embedding_norm,
+        embedding_norm=embedding_norm, fused_softmax=fused_softmax,
     )  # fmt: skip
 
 

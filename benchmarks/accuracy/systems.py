@@ -25,7 +25,11 @@ Kernels = dict[str, int | float | bool]
 # Share of the line rate that collectives reach: profiles/hardware, infiniband-ndr, ethernet-100g.
 _INFINIBAND_SHARE = 0.97
 _ROCE_SHARE = 0.75
-_MEGATRON_VOCAB = 51200  # GPT-2's 50257 words, padded for 8-way tensor parallelism
+_VTRAIN_VOCAB = 50257  # vocab_size in src/config.py of VIA-Research/vTrain@f8dda84
+# Seconds in which the host issued an operator of Megatron's layers in 2022: OPT-175B took 95 ms
+# for a token on 8 A100, 66 ms in a CUDA graph (facebookresearch/metaseq pull request 270), 96
+# layers of 26 operators and 2 all-reduces (autoplan's capture of OPT-175B, its layers fused).
+_MEGATRON_DISPATCH = 95e-3 / 96 / 28
 _DEVICES = {
     "A100-80GB-SXM": "a100-80gb",
     "A100-40GB-SXM": "a100-40gb",
@@ -74,7 +78,7 @@ def run_of(row: Row) -> Run:
         row=row,
         kernels=kernels,
         configuration=configuration,
-        cluster=_cluster(row),
+        cluster=_with_host(_cluster(row), row),
         cut=_cut(row),
     )
 
@@ -121,6 +125,13 @@ def _cluster(row: Row) -> Cluster:
     return cluster
 
 
+def _with_host(cluster: Cluster, row: Row) -> Cluster:
+    if row.file not in ("vtrain", "bloom_prequel"):
+        return cluster
+    device = replace(cluster.accelerator, dispatch_latency=_MEGATRON_DISPATCH)
+    return replace(cluster, accelerator=device)
+
+
 def _network(text: str, ranks_per_node: int) -> float:
     """Bytes/s between nodes that a rank reaches by the stated line rate; 0 if none is stated."""
     share = _ROCE_SHARE if "RoCE" in text else _INFINIBAND_SHARE
@@ -148,16 +159,25 @@ def _shape(row: Row) -> Kernels:
 
 def _megatron(row: Row) -> tuple[Kernels, int, GradientSync]:
     """Megatron-LM of 2022: scores in memory, learned positions, gradients summed at the end."""
-    kernels = _shape(row) | {"vocab": row.vocab or _MEGATRON_VOCAB, "positions": row.seq_len}
+    vocab = -(-(row.vocab or _VTRAIN_VOCAB) // row.tp) * row.tp
+    kernels = _shape(row) | {"vocab": vocab, "positions": row.seq_len}
+    kernels["fused_softmax"] = _has_fused_softmax(row)
     return kernels, 0, GradientSync(overlaps=False)
 
 
 def _bloom(row: Row) -> tuple[Kernels, int, GradientSync]:
     """Megatron-DeepSpeed: the same kernels, ZeRO-1 at the end of the step."""
     kernels = _shape(row) | {"positions": row.seq_len, "dropout": 0.0}
+    kernels["fused_softmax"] = _has_fused_softmax(row)
     itemsize = 4 if row.dtype == "bfloat16" else 2
     zero = 0 if row.zero.startswith("zero0") else 1
     return kernels, zero, GradientSync(overlaps=False, itemsize=itemsize)
+
+
+def _has_fused_softmax(row: Row) -> bool:
+    """Whether Megatron's kernel takes the scores (NVIDIA/Megatron-LM, fused_softmax.py)."""
+    matrices = row.micro_batch * row.heads // row.tp
+    return matrices % 4 == 0 and 16 < row.seq_len <= 2048
 
 
 def _foundry(row: Row) -> tuple[Kernels, int, GradientSync]:

@@ -45,6 +45,7 @@ def ideal():
         accelerator=replace(
             cluster.accelerator,
             matmul_efficiency=flat,
+            matmul_tiles=None,
             memory_efficiency=flat,
             attention_efficiency=1.0,
             kernel_latency=0.0,

@@ -72,7 +72,8 @@ def test_elementwise_is_bound_by_memory():
 )
 def test_who_divides_the_work(inputs, outputs, sharded):
     assert is_sharded(strategy(inputs, outputs)) is sharded
-    flat = replace(H100, matmul_efficiency=replace(H100.matmul_efficiency, points=((1.0, 1.0),)))
+    curve = replace(H100.matmul_efficiency, points=((1.0, 1.0),))
+    flat = replace(H100, matmul_efficiency=curve, matmul_tiles=None)
     made = matmul_block(16384)
     whole = time_of(made, WHOLE, 8, flat)
     local = time_of(made, strategy(inputs, outputs), 8, flat)
