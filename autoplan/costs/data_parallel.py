@@ -75,7 +75,8 @@ def data_parallel_times(
         publish = 0.0
         if zero == 1:
             payload = trainable * itemsize
-            publish = collective_time(CollectiveKind.ALL_GATHER, payload, group, cluster)
+            owners = mesh.group(MeshAxis.DP_SHARD, node)
+            publish = collective_time(CollectiveKind.ALL_GATHER, payload, owners, cluster)
         return DataParallelTimes(
             gather=0.0, reduce=reduce, publish=publish, accumulate=accumulate
         )

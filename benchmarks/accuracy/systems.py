@@ -30,6 +30,10 @@ _VTRAIN_VOCAB = 50257  # vocab_size in src/config.py of VIA-Research/vTrain@f8dd
 # for a token on 8 A100, 66 ms in a CUDA graph (facebookresearch/metaseq pull request 270), 96
 # layers of 26 operators and 2 all-reduces (autoplan's capture of OPT-175B, its layers fused).
 _MEGATRON_DISPATCH = 95e-3 / 96 / 28
+# Part of the peak that FlashAttention 1 reaches, which llm-foundry[gpu] installed in 2023: 25 to
+# 40 % on the A100 (arXiv 2307.08691, abstract). It issues the A100's instructions on the H100 too,
+# as version 2 does, whose rates there are 327.9 and 179.5 TFLOP/s (profiles/hardware).
+_FIRST_FLASH = {"A100": 0.325, "H100": 0.325 * 312 / 989 * 327.9 / 179.5}
 _DEVICES = {
     "A100-80GB-SXM": "a100-80gb",
     "A100-40GB-SXM": "a100-40gb",
@@ -62,15 +66,17 @@ def run_of(row: Row) -> Run:
     if row.global_batch % (row.dp * row.micro_batch):
         raise Skip("global batch does not divide")
     kernels, zero, sync = system(row)
-    if zero and row.dp // row.replicas == 1:
+    if zero and row.dp == 1:
         zero = 0
-    shard = row.dp // row.replicas if zero else 1
+    within = re.search(r"within (\d+)", row.zero)  # ZeRO's group; replicas around it
+    replicas = max(1, row.dp * row.tp // int(within[1])) if within else row.replicas
+    shard = row.dp // replicas if zero else 1
     configuration = Configuration(
         mesh=Mesh(pp=row.pp, dp_replicate=row.dp // shard, dp_shard=shard, tp=row.tp),
         micro_batch_size=row.micro_batch,
         microbatches=row.global_batch // (row.dp * row.micro_batch),
         zero=zero,
-        recompute=_recompute(row) and not row.id.startswith("vt-s"),
+        recompute=_recompute(row),
         schedule="none" if row.pp == 1 else "1f1b",
         sync=sync,
     )
@@ -78,12 +84,22 @@ def run_of(row: Row) -> Run:
         row=row,
         kernels=kernels,
         configuration=configuration,
-        cluster=_with_host(_cluster(row), row),
+        cluster=_with_software(_cluster(row), row),
         cut=_cut(row),
     )
 
 
 def _recompute(row: Row) -> bool:
+    """Whether the layers were computed again in backward.
+
+    The vTrain rows take the flag from the simulator's configurations, not from the measured
+    runs. Those of one node ran without: a layer of hidden size 2048 takes 17 ms for 8 x 1024
+    tokens (rows of 24 layers less those of 12), which with recompute would be 210 TFLOP/s on an
+    A100, where Megatron-LM reaches 140 to 160 on larger layers; the simulator, too, leaves it out
+    without a pipeline (VIA-Research/vTrain@f8dda84, src/predictor.py).
+    """
+    if row.file == "vtrain" and row.ranks <= row.ranks_per_node:
+        return False
     text = row.recompute.lower()
     if text.startswith("full"):
         return True
@@ -125,10 +141,13 @@ def _cluster(row: Row) -> Cluster:
     return cluster
 
 
-def _with_host(cluster: Cluster, row: Row) -> Cluster:
-    if row.file not in ("vtrain", "bloom_prequel"):
-        return cluster
-    device = replace(cluster.accelerator, dispatch_latency=_MEGATRON_DISPATCH)
+def _with_software(cluster: Cluster, row: Row) -> Cluster:
+    """The cluster as the row's software drives it."""
+    device = cluster.accelerator
+    if row.file in ("vtrain", "bloom_prequel"):
+        device = replace(device, dispatch_latency=_MEGATRON_DISPATCH)
+    if row.file == "llm_foundry":
+        device = replace(device, attention_efficiency=_FIRST_FLASH[device.name[:4]])
     return replace(cluster, accelerator=device)
 
 
@@ -189,8 +208,41 @@ def _foundry(row: Row) -> tuple[Kernels, int, GradientSync]:
     return kernels, zero, GradientSync(itemsize=2 if "PURE" in row.precision else 4)
 
 
+def _llama(row: Row, **kernels: bool | int) -> Kernels:
+    modern: Kernels = {
+        "bias": False, "flash": True, "rotary": True, "gated": True, "rms": True, "tied": False,
+        "dropout": 0.0,
+    }  # fmt: skip
+    return _shape(row) | modern | kernels
+
+
+def _internevo(row: Row) -> tuple[Kernels, int, GradientSync]:
+    """InternLM: biases in attention and, close enough in cost, in the feed-forward."""
+    zero = 3 if row.zero == "FSDP" else 1
+    return _llama(row, bias=True), zero, GradientSync()
+
+
+def _torchtitan(row: Row) -> tuple[Kernels, int, GradientSync]:
+    """Llama under FSDP2."""
+    return _llama(row), 3, GradientSync()
+
+
+def _nemo(row: Row) -> tuple[Kernels, int, GradientSync]:
+    """Megatron-Core: gradients summed beside the backward, in float32."""
+    sync = GradientSync(itemsize=4)
+    if row.model.startswith("Nemotron"):
+        return _llama(row, gated=False, squared=True, rms=False), 1, sync
+    if row.model.startswith("GPT3"):
+        kernels = _shape(row) | {"positions": row.seq_len, "flash": True, "dropout": 0.0}
+        return kernels, 1, sync
+    return _llama(row), 1, sync
+
+
 _SYSTEMS: dict[str, Callable[[Row], tuple[Kernels, int, GradientSync]]] = {
     "vtrain": _megatron,
     "bloom_prequel": _bloom,
     "llm_foundry": _foundry,
+    "internevo": _internevo,
+    "torchtitan": _torchtitan,
+    "dgxc_benchmarking": _nemo,
 }
