@@ -171,7 +171,8 @@ def to_accelerator(file: AcceleratorFile) -> Accelerator:
         kernel_latency=file.kernel_latency.value,
         sources=tuple(sources),
         dispatch_latency=0.0 if dispatch is None else dispatch.value,
-        matmul_tiles=tiles
-        and MatmulTiles(multiprocessors=tiles.multiprocessors, overhead=tiles.overhead),
+        matmul_tiles=None
+        if tiles is None
+        else MatmulTiles(multiprocessors=tiles.multiprocessors, overhead=tiles.overhead),
         unaligned_matmul=1.0 if unaligned is None else unaligned.value,
     )

@@ -28,9 +28,9 @@ class BlockCost:
     """Seconds and bytes of one block for one microbatch on one rank.
 
     ``forward`` and ``backward`` are compute (with the time in which the device waits for the
-    host, which issues operators ahead of it within a pass), ``tp_forward`` and ``tp_backward`` collectives
-    of the model axis. ``saved`` is bytes kept from forward to backward; ``boundary`` those of
-    the boundary inputs, all that full recompute keeps; ``boundary_out`` those handed on.
+    host, which issues operators ahead of it within a pass), ``tp_forward`` and ``tp_backward``
+    collectives of the model axis. ``saved`` is bytes kept from forward to backward; ``boundary``
+    those of the boundary inputs, all that full recompute keeps; ``boundary_out`` those handed on.
     ``transient`` is the larger peak of temporaries in forward or of gradients in backward.
     ``parameters`` lists (local name, local elements, bytes of one), ``partial_grads`` the
     names whose gradient needs an all_reduce once a step.

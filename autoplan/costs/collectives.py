@@ -2,8 +2,9 @@
 
 With n ranks, k of them in each of m = n / k nodes, payload S bytes of the whole tensor:
 
-- bandwidth B of a ring is that of its slowest hop, at the part of it that the payload reaches. Between nodes, k rings share the work, each
-  crossing through its own adapter: ``B = min(intra, k * inter)``.
+- bandwidth B of a ring is that of its slowest hop, at the part of it that the payload reaches.
+  Between nodes, k rings share the work, each crossing through its own adapter:
+  ``B = min(intra, k * inter)``.
 - a pass around the ring has ``n - m`` hops inside nodes and ``m - 1`` between them.
 - all_gather, reduce_scatter: ``S (n-1)/n / B`` + the latencies of one pass.
 - all_reduce is a reduce_scatter followed by an all_gather: twice that.

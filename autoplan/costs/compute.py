@@ -45,6 +45,7 @@ _ATTENTION = "scaled_dot_product"
 # Kernels that read only the rows or elements they return.
 _BAGS = ("aten.embedding_bag.", "aten._embedding_bag.")
 _GATHERS = ("aten.embedding.", "aten.index_select.", "aten.index.", "aten.gather.", *_BAGS)
+_NORMS = ("aten.layer_norm.", "aten.rms_norm.")
 _ROW_BYTES = 16  # what tensor cores load at once: 8 elements of 16 bits
 _EMULATED = ("bfloat16", "float16")
 
@@ -244,7 +245,19 @@ def _backward(
     written = sum(wanted.values())
     kernels = len(wanted) if op.flop_backward else 1
     moved = received + saved + written
-    return _time(work, op.flop_backward, moved, kernels, accelerator, products)
+    seconds = _time(work, op.flop_backward, moved, kernels, accelerator, products)
+    if any(block.tensor(n).kind is TensorKind.PARAMETER for n in wanted if _is_vector(n, block)):
+        # Sums over all rows, in a kernel of their own: of a bias, or of a norm's weights.
+        if products:
+            seconds += memory_time(received, accelerator)
+        elif op.target.startswith(_NORMS):
+            seconds += memory_time(received + input_bytes[0], accelerator)
+            seconds += accelerator.kernel_latency
+    return seconds
+
+
+def _is_vector(name: str, block: BlockClass) -> bool:
+    return len(block.tensor(name).shape) == 1
 
 
 def _time(

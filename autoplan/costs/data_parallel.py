@@ -16,7 +16,7 @@ from autoplan.ir.hardware import Cluster
 from autoplan.ir.mesh import Mesh, MeshAxis
 from autoplan.ir.placement import CollectiveKind
 
-__all__ = ["DataParallelTimes", "GradientSync", "data_parallel_times"]
+__all__ = ["AS_PLANNED", "DataParallelTimes", "GradientSync", "data_parallel_times"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,9 @@ class GradientSync:
 
     overlaps: bool = True
     itemsize: int = 0
+
+
+AS_PLANNED = GradientSync()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +57,7 @@ def data_parallel_times(
     zero: int,
     mesh: Mesh,
     cluster: Cluster,
-    sync: GradientSync | None = None,
+    sync: GradientSync = AS_PLANNED,
 ) -> DataParallelTimes:
     """Seconds of the data-parallel collectives of ``numel`` local parameters.
 
@@ -68,7 +71,7 @@ def data_parallel_times(
     if mesh.dp == 1 or numel == 0:
         return DataParallelTimes(gather=0.0, reduce=0.0, publish=0.0, accumulate=accumulate)
     node = cluster.ranks_per_node
-    sent = (sync.itemsize if sync else 0) or (itemsize if zero <= 1 else 4)
+    sent = sync.itemsize or (itemsize if zero <= 1 else 4)
     if zero <= 1:
         group = mesh.group(MeshAxis.DP_REPLICATE, node, through=MeshAxis.DP_SHARD)
         reduce = collective_time(CollectiveKind.ALL_REDUCE, trainable * sent, group, cluster)
@@ -77,9 +80,7 @@ def data_parallel_times(
             payload = trainable * itemsize
             owners = mesh.group(MeshAxis.DP_SHARD, node)
             publish = collective_time(CollectiveKind.ALL_GATHER, payload, owners, cluster)
-        return DataParallelTimes(
-            gather=0.0, reduce=reduce, publish=publish, accumulate=accumulate
-        )
+        return DataParallelTimes(gather=0.0, reduce=reduce, publish=publish, accumulate=accumulate)
     shard = mesh.group(MeshAxis.DP_SHARD, node)
     gather = collective_time(CollectiveKind.ALL_GATHER, numel * itemsize, shard, cluster)
     reduce = collective_time(CollectiveKind.REDUCE_SCATTER, trainable * sent, shard, cluster)

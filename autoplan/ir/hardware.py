@@ -7,7 +7,16 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Accelerator", "Cluster", "CollectiveCurve", "Curve", "Link", "MatmulTiles", "Provenance", "Source"]
+__all__ = [
+    "Accelerator",
+    "Cluster",
+    "CollectiveCurve",
+    "Curve",
+    "Link",
+    "MatmulTiles",
+    "Provenance",
+    "Source",
+]
 
 
 class Provenance(StrEnum):
@@ -55,9 +64,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatmulTiles:
-    """How a device works off a matrix product: units that compute a tile each at a time, and
-    seconds that a tile takes on top of its FLOP.
-    """
+    """Units that compute a tile of a product each, and seconds a tile takes on top of its FLOP."""
 
     multiprocessors: int
     overhead: float
@@ -71,11 +78,12 @@ class Accelerator:
     matmul to the fraction of the peak it reaches, and where ``matmul_tiles`` are known, only
     its best fraction counts (`costs.matmul`); ``attention_efficiency`` is that of fused
     attention. ``unaligned_matmul`` is the part of its rate that a matmul keeps whose rows don't
-    begin at multiples of 16 bytes. ``memory_bandwidth`` is in bytes/s, ``memory_efficiency`` maps the bytes an op
-    moves to the fraction of it. ``kernel_latency`` is seconds a small op takes whatever its
-    size; ``dispatch_latency`` is what the host needs to issue one operator, which hides behind
-    the device's work unless that is shorter. ``reserved`` is bytes of ``memory`` that a training job can't use (context,
-    allocator); ``fragmentation`` is the fraction of usable memory lost to fragmentation.
+    begin at multiples of 16 bytes. ``memory_bandwidth`` is in bytes/s, ``memory_efficiency``
+    maps the bytes an op moves to the fraction of it. ``kernel_latency`` is seconds a small op
+    takes whatever its size; ``dispatch_latency`` is what the host needs to issue one operator,
+    which hides behind the device's work unless that is shorter. ``reserved`` is bytes of
+    ``memory`` that a training job can't use (context, allocator); ``fragmentation`` is the
+    fraction of usable memory lost to fragmentation.
     """
 
     name: str

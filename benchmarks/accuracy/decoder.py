@@ -4,7 +4,8 @@ It stands for Megatron-LM, MPT, NeMo and the like in prices; nobody trains it. W
 fuse a chain of pointwise operators into one kernel, one operator with the same bytes stands for
 it: a scaled, masked softmax is a softmax, a rotary embedding is a product with a number.
 Megatron's fused softmax needs a number of matrices that 4 divides; where it doesn't, the scores
-are cast to float32, scaled, masked and cast back one after another. Query, key and value lie together by head in one projection, as in Megatron-LM.
+are cast to float32, scaled, masked and cast back one after another. Query, key and value lie
+together by head in one projection, as in Megatron-LM.
 """
 
 from __future__ import annotations
@@ -36,15 +37,11 @@ class Attention(nn.Module):
         size, length, _ = x.shape
         lanes = self.qkv(x).view(size, length, self.groups, self.each + 2, self.head)
         q, k, v = lanes.split([self.each, 1, 1], dim=3)
-        q, k, v = (
-            part.reshape(size, length, -1, self.head).transpose(1, 2) for part in (q, k, v)
-        )
+        q, k, v = (part.reshape(size, length, -1, self.head).transpose(1, 2) for part in (q, k, v))
         if self.rotary:
             q, k = q * 0.5, k * 0.5
         if self.flash:
-            y = F.scaled_dot_product_attention(
-                q, k, v, is_causal=True, enable_gqa=self.each > 1
-            )
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.each > 1)
         else:
             y = self.dropout(self._softmax(q @ k.transpose(2, 3))) @ v
         out: Tensor = self.out(y.transpose(1, 2).reshape(size, length, -1))
@@ -166,6 +163,4 @@ def decoder(
 
 def batch(batch_size: int, seq_len: int, vocab: int) -> dict[str, Tensor]:
     """Random tokens and labels."""
-    return {
-        name: torch.randint(vocab, (batch_size, seq_len)) for name in ("tokens", "labels")
-    }
+    return {name: torch.randint(vocab, (batch_size, seq_len)) for name in ("tokens", "labels")}

@@ -9,8 +9,6 @@ that converts least.
 from __future__ import annotations
 
 from autoplan.costs.block import block_cost
-from autoplan.costs.collectives import collective_time
-from autoplan.costs.compute import is_sharded
 from autoplan.costs.resharding import conversion_time
 from autoplan.costs.terms import op_term, required_states
 from autoplan.ir.graph import BlockClass, Graph, Op, TensorKind
@@ -67,7 +65,9 @@ def megatron_strategies(
     produced.update(dict.fromkeys(block.inputs, boundary))
     chosen = {}
     for op in block.ops:
-        offered = [s for s in strategies(op, block, group.ranks) if _is_megatron(op, block, s, produced)]
+        offered = [
+            s for s in strategies(op, block, group.ranks) if _is_megatron(op, block, s, produced)
+        ]
         _, best = min(
             ((_seconds(op, block, s, produced, boundary, group, cluster), -i), i)
             for i, s in enumerate(offered)

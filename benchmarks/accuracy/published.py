@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from autoplan.capture import capture, load_model
@@ -15,7 +14,7 @@ from autoplan.solver.blocks import ModelPoint
 from autoplan.solver.pricing import Overflow, Priced, price
 from benchmarks.accuracy.layout import megatron_point
 from benchmarks.accuracy.rows import Row, Skip, read_rows
-from benchmarks.accuracy.systems import Kernels, Run, run_of
+from benchmarks.accuracy.systems import Run, run_of
 
 __all__ = ["Compared", "FileResult", "compare_files"]
 
@@ -69,9 +68,7 @@ class _Pricer:
         spec = (run.cluster.accelerator.name, run.cluster.ranks_per_node, run.cluster.inter)
         key = (shape, spec, configuration.micro_batch_size, row.tp, row.sequence)
         if key not in self._points:
-            self._points[key] = megatron_point(
-                graph, row.tp, run.cluster, sequence=row.sequence
-            )
+            self._points[key] = megatron_point(graph, row.tp, run.cluster, sequence=row.sequence)
         result = price(
             graph,
             configuration,
@@ -130,7 +127,20 @@ def _shown(run: Run, priced: Priced) -> float:
     """Bytes as the source shows them: allocated, reserved, or all that the device reports."""
     device = run.cluster.accelerator
     note = run.row.memory_note.lower()
+    peak = max(_pipeline_peak(run, priced, stage) for stage in range(len(priced.stages)))
     if "allocated" in note:
-        return float(priced.peak_memory)
-    reserved = priced.peak_memory / (1 - device.fragmentation)
+        return float(peak)
+    reserved = peak / (1 - device.fragmentation)
     return reserved + (device.reserved if "nvidia-smi" in note else 0)
+
+
+def _pipeline_peak(run: Run, priced: Priced, stage: int) -> int:
+    """Bytes of a stage whose pipeline allocates boundaries as microbatches arrive.
+
+    torch's, which plans are priced for, allocates those of the whole step at its start.
+    """
+    first, last = priced.stages[0], priced.stages[-1]
+    ends = (priced.stages[stage] is not first) + (priced.stages[stage] is not last)
+    boundary = max(cost.boundary for cost in priced.point.costs)
+    allocated = run.configuration.microbatches * ends * boundary
+    return priced.stages[stage].memory.peak - allocated

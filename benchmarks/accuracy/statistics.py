@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Errors", "errors", "kendall", "sweeps", "spearman"]
+__all__ = ["Errors", "errors", "kendall", "spearman", "sweeps"]
 
 _LEAST_SWEEP = 4  # fewer rows say nothing about a ranking
 

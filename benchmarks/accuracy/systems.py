@@ -6,6 +6,7 @@ its gradients summed after the backward) is here, a rule for each file.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -122,7 +123,7 @@ def _cut(row: Row) -> StageCut | None:
         raise Skip("stages are uneven")
     bounds = (0, *ends, row.layers + 2)
     return StageCut(
-        ranges=tuple(zip(bounds, bounds[1:], strict=False)),
+        ranges=tuple(itertools.pairwise(bounds)),
         objective=0.0, peak_memory=0, shortfall=0,
     )  # fmt: skip
 
