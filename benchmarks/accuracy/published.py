@@ -10,6 +10,7 @@ from pathlib import Path
 from autoplan.capture import capture, load_model
 from autoplan.capture.captured import Captured
 from autoplan.errors import InputError
+from autoplan.ir.graph import dtype_size
 from autoplan.solver.blocks import ModelPoint
 from autoplan.solver.pricing import Overflow, Priced, price
 from benchmarks.accuracy.layout import megatron_point
@@ -137,10 +138,16 @@ def _shown(run: Run, priced: Priced) -> float:
 def _pipeline_peak(run: Run, priced: Priced, stage: int) -> int:
     """Bytes of a stage whose pipeline allocates boundaries as microbatches arrive.
 
-    torch's, which plans are priced for, allocates those of the whole step at its start.
+    torch's, which plans are priced for, allocates those of the whole step at its start. Gradients
+    that are summed in a wider type than they are computed in exist in both.
     """
     first, last = priced.stages[0], priced.stages[-1]
     ends = (priced.stages[stage] is not first) + (priced.stages[stage] is not last)
     boundary = max(cost.boundary for cost in priced.point.costs)
     allocated = run.configuration.microbatches * ends * boundary
-    return priced.stages[stage].memory.peak - allocated
+    memory = priced.stages[stage].memory
+    summed, computed = run.configuration.sync.itemsize, dtype_size(run.row.dtype)
+    sums = 0
+    if run.configuration.zero <= 1 and summed > computed:
+        sums = memory.gradients * summed // computed
+    return memory.peak - allocated + sums
