@@ -11,12 +11,14 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from autoplan.errors import InternalError, UsageError
-from autoplan.ir.hardware import Accelerator, Curve, Link, Provenance, Source
+from autoplan.ir.hardware import Accelerator, Curve, Link, MatmulTiles, Provenance, Source
 from autoplan.profiles.schema import (
     AcceleratorFile,
+    EfficiencyCurve,
     Figure,
     LinkFile,
     MatmulSweep,
+    TilesFigure,
     first_error,
 )
 
@@ -100,18 +102,32 @@ def find_link(name: str) -> Link:
     )
 
 
-def _source(field: str, figure: Figure[float] | Figure[int] | MatmulSweep) -> Source:
+def _source(
+    field: str,
+    figure: Figure[float] | Figure[int] | MatmulSweep | EfficiencyCurve | TilesFigure,
+) -> Source:
     return Source(field, Provenance(figure.provenance), figure.source)
 
 
 def to_link(file: LinkFile) -> Link:
     """Link of a catalogue file."""
+    sources = [_source("latency", file.latency), _source("bandwidth", file.bandwidth)]
+    if file.efficiency is None:
+        curve = Curve(((1.0, 1.0),))
+    else:
+        curve = _bandwidth_curve(file.efficiency)
+        sources.append(_source("efficiency", file.efficiency))
     return Link(
         name=file.name,
         latency=file.latency.value,
         bandwidth=file.bandwidth.value,
-        sources=(_source("latency", file.latency), _source("bandwidth", file.bandwidth)),
+        sources=tuple(sources),
+        efficiency=curve,
     )
+
+
+def _bandwidth_curve(curve: EfficiencyCurve) -> Curve:
+    return Curve(tuple((float(point.size), point.fraction) for point in curve.points))
 
 
 def _matmul_curve(file: AcceleratorFile) -> Curve:
@@ -123,7 +139,6 @@ def _matmul_curve(file: AcceleratorFile) -> Curve:
 
 def to_accelerator(file: AcceleratorFile) -> Accelerator:
     """Accelerator of a catalogue file."""
-    memory_efficiency = file.memory_efficiency
     sources = [
         _source("memory", file.memory),
         _source("reserved", file.reserved),
@@ -132,11 +147,17 @@ def to_accelerator(file: AcceleratorFile) -> Accelerator:
         _source("matmul_efficiency", file.matmul_efficiency),
         _source("attention_efficiency", file.attention_efficiency),
         _source("memory_bandwidth", file.memory_bandwidth),
-        Source(
-            "memory_efficiency", Provenance(memory_efficiency.provenance), memory_efficiency.source
-        ),
+        _source("memory_efficiency", file.memory_efficiency),
         _source("kernel_latency", file.kernel_latency),
     ]
+    tiles = file.matmul_tiles
+    if tiles is not None:
+        sources.append(_source("matmul_tiles", tiles))
+    dispatch, unaligned = file.dispatch_latency, file.unaligned_matmul
+    if dispatch is not None:
+        sources.append(_source("dispatch_latency", dispatch))
+    if unaligned is not None:
+        sources.append(_source("unaligned_matmul", unaligned))
     return Accelerator(
         name=file.name,
         memory=file.memory.value,
@@ -146,9 +167,12 @@ def to_accelerator(file: AcceleratorFile) -> Accelerator:
         matmul_efficiency=_matmul_curve(file),
         attention_efficiency=file.attention_efficiency.value,
         memory_bandwidth=file.memory_bandwidth.value,
-        memory_efficiency=Curve(
-            tuple((float(point.size), point.fraction) for point in memory_efficiency.points)
-        ),
+        memory_efficiency=_bandwidth_curve(file.memory_efficiency),
         kernel_latency=file.kernel_latency.value,
         sources=tuple(sources),
+        dispatch_latency=0.0 if dispatch is None else dispatch.value,
+        matmul_tiles=None
+        if tiles is None
+        else MatmulTiles(multiprocessors=tiles.multiprocessors, overhead=tiles.overhead),
+        unaligned_matmul=1.0 if unaligned is None else unaligned.value,
     )

@@ -38,6 +38,7 @@ __all__ = [
     "MatmulSweep",
     "Record",
     "Seconds",
+    "TilesFigure",
     "first_error",
     "read_record",
 ]
@@ -114,15 +115,24 @@ class MatmulSweep(Record):
     source: SourceText
 
 
+class TilesFigure(Record):
+    """How the device works off a matrix product; see `costs.matmul`."""
+
+    multiprocessors: Annotated[int, Field(ge=1)]
+    overhead: Seconds
+    provenance: Origin
+    source: SourceText
+
+
 class EfficiencyPoint(Record):
-    """Fraction of the peak bandwidth an op reaches that moves ``size`` bytes."""
+    """Fraction of the bandwidth an operator or a collective of ``size`` bytes reaches."""
 
     size: ByteCount
     fraction: Fraction
 
 
 class EfficiencyCurve(Record):
-    """Fractions of the memory bandwidth by bytes moved."""
+    """Fractions of a bandwidth by bytes moved."""
 
     points: Annotated[tuple[EfficiencyPoint, ...], Field(min_length=1)]
     provenance: Origin
@@ -141,10 +151,13 @@ class AcceleratorFile(Record):
     fragmentation: Figure[Annotated[float, Field(ge=0, lt=1)]]
     matmul_peak: Annotated[dict[str, Figure[FlopRate]], Field(min_length=1)]
     matmul_efficiency: MatmulSweep
+    matmul_tiles: TilesFigure | None = None
     attention_efficiency: Figure[Fraction]
     memory_bandwidth: Figure[Bandwidth]
     memory_efficiency: EfficiencyCurve
     kernel_latency: Figure[Seconds]
+    dispatch_latency: Figure[Seconds] | None = None
+    unaligned_matmul: Figure[Fraction] | None = None
     intra: str
     inter: str
     max_ranks_per_node: Figure[Annotated[int, Field(ge=1)]]
@@ -157,13 +170,17 @@ class AcceleratorFile(Record):
 
 
 class LinkFile(Record):
-    """One network level: per rank and direction, as a collective reaches it."""
+    """One network level: per rank and direction, as a collective reaches it.
+
+    ``efficiency`` says which part of ``bandwidth`` collectives of smaller payloads reach.
+    """
 
     schema_version: Literal[1]
     kind: Literal["link"]
     name: str
     latency: Figure[Seconds]
     bandwidth: Figure[Bandwidth]
+    efficiency: EfficiencyCurve | None = None
 
 
 class LinkOverride(Record):

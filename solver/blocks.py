@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from autoplan.costs.block import BlockCost, block_cost
+from autoplan.costs.block import BlockCost, block_cost, host_times
 from autoplan.costs.collectives import collective_time
 from autoplan.errors import InfeasibleError
 from autoplan.ir.graph import BlockClass, Graph, Tensor
@@ -139,7 +139,8 @@ class BlockPricer:
             for offered in offers(block, tp, self._cluster.accelerator):
                 forward += min(time.forward for _, time in offered)
                 backward += min(time.backward for _, time in offered)
-            self._bounds[key] = (forward, backward)
+            host = host_times(block, self._cluster.accelerator)
+            self._bounds[key] = (max(forward, host.forward), max(backward, host.backward))
         return self._bounds[key]
 
     def point(self, question: Question, deadline: float) -> ModelPoint:
@@ -235,10 +236,16 @@ class BlockPricer:
                 for block, solution, sides in zip(graph.classes, solved, ends, strict=True)
             ),
             microbatch_bound=sum(
-                count * solution.bound
-                for count, solution in zip(class_counts(graph), solved, strict=True)
+                count * max(solution.bound, self._host_time(block, question))
+                for count, block, solution in zip(
+                    class_counts(graph), graph.classes, solved, strict=True
+                )
             ),
         )
+
+    def _host_time(self, block: BlockClass, question: Question) -> float:
+        host = host_times(block, self._cluster.accelerator)
+        return host.forward * (2 if question.recompute else 1) + host.backward
 
     def _partial_grad_cost(self, group: Group) -> float:
         payload = 2**30  # large, so that the rate is below that of any real sum

@@ -165,6 +165,8 @@ def time_bound(
         / cluster.accelerator.memory_bandwidth
     )
     microbatches = configuration.microbatches
+    summing = _summing_time(size, configuration, dtype_size(graph.dtype), cluster)
+    operators, program = operators + summing, program + summing
     if configuration.pipelined:
         along = pipeline_bound(operators, mesh.pp, microbatches)
         return update + max(along, microbatches * program / mesh.pp)
@@ -177,6 +179,18 @@ def time_bound(
     else:
         tail = max(0.0, reduce - work)
     return microbatches * work + tail + update
+
+
+def _summing_time(
+    size: ModelSize, configuration: Configuration, itemsize: int, cluster: Cluster
+) -> float:
+    """Seconds of a microbatch, on average, to add its gradients to those of earlier ones."""
+    mesh = configuration.mesh
+    held = size.trainable // mesh.tp * (itemsize if configuration.zero <= 1 else 4)
+    if configuration.zero >= 2:
+        held //= mesh.dp_shard
+    later = 1.0 - 1.0 / configuration.microbatches
+    return later * 3 * held / cluster.accelerator.memory_bandwidth
 
 
 def _collectives(

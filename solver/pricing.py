@@ -96,8 +96,9 @@ def price(
     *,
     adam: bool,
     memory_limit: int,
+    cut: StageCut | None = None,
 ) -> Priced | Overflow:
-    """Price a configuration with those strategies, cut into stages as well as possible."""
+    """Price a configuration with those strategies, cut as given or as well as possible."""
     shared_time, shared_bytes = shared_costs(graph, cluster)
     resident = sum(math.prod(b.shape) * dtype_size(b.dtype) for b in graph.buffers)
     blocks = _blocks(graph, configuration, point, cluster)
@@ -110,8 +111,9 @@ def price(
         for stage in range(stages)
     ]
     sends = _send_times(graph, configuration, point, cluster)
-    fixed = resident + shared_bytes * max(flights)
-    cut = _cut(graph, configuration, point, blocks, settings, flights, sends, memory_limit - fixed)
+    if cut is None:
+        limit = memory_limit - resident - shared_bytes * max(flights)
+        cut = _cut(graph, configuration, point, blocks, settings, flights, sends, limit)
     memories = [
         _stage_memory(
             graph, point, blocks, settings, (first, last), flights[index], shared_bytes, resident
@@ -220,6 +222,7 @@ def _blocks(
                     zero=configuration.zero,
                     mesh=configuration.mesh,
                     cluster=cluster,
+                    sync=configuration.sync,
                 ),
             )
         )
@@ -351,6 +354,7 @@ def _stage_time(
         recompute=configuration.recompute,
         shared=shared,
         partial_grad=_partial_grad_time(configuration, point, chosen, cluster, itemsize),
+        overlaps=configuration.sync.overlaps,
     )
 
 

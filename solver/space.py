@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from autoplan.costs.data_parallel import AS_PLANNED, GradientSync
 from autoplan.costs.memory import MemorySettings
 from autoplan.errors import UsageError
 from autoplan.ir.mesh import Mesh
@@ -45,6 +46,7 @@ class Configuration:
     zero: int
     recompute: bool
     schedule: str
+    sync: GradientSync = AS_PLANNED
 
     @property
     def pipelined(self) -> bool:

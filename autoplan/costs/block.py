@@ -10,25 +10,27 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autoplan.costs.compute import local_bytes
+from autoplan.costs.compute import OpTime, dispatches, local_bytes
 from autoplan.costs.liveness import liveness
 from autoplan.costs.terms import BlockTerms, block_terms, parameter_states
 from autoplan.ir.graph import BlockClass, dtype_size
-from autoplan.ir.hardware import Cluster
+from autoplan.ir.hardware import Accelerator, Cluster
+from autoplan.ir.memo import by_identity
 from autoplan.ir.mesh import Group
 from autoplan.ir.placement import CollectiveKind, Placement, shard_shape
 from autoplan.ir.strategy import OpStrategy
 
-__all__ = ["BlockCost", "CollectiveCall", "block_cost", "collectives"]
+__all__ = ["BlockCost", "CollectiveCall", "block_cost", "collectives", "host_times"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockCost:
     """Seconds and bytes of one block for one microbatch on one rank.
 
-    ``forward`` and ``backward`` are compute, ``tp_forward`` and ``tp_backward`` collectives
-    of the model axis. ``saved`` is bytes kept from forward to backward; ``boundary`` those of
-    the boundary inputs, all that full recompute keeps; ``boundary_out`` those handed on.
+    ``forward`` and ``backward`` are compute (with the time in which the device waits for the
+    host, which issues operators ahead of it within a pass), ``tp_forward`` and ``tp_backward``
+    collectives of the model axis. ``saved`` is bytes kept from forward to backward; ``boundary``
+    those of the boundary inputs, all that full recompute keeps; ``boundary_out`` those handed on.
     ``transient`` is the larger peak of temporaries in forward or of gradients in backward.
     ``parameters`` lists (local name, local elements, bytes of one), ``partial_grads`` the
     names whose gradient needs an all_reduce once a step.
@@ -68,13 +70,20 @@ def block_cost(
     terms = block_terms(block, strategies, boundary_in, boundary_out, group, cluster)
     bytes_held = liveness(block, strategies, boundary_in, boundary_out, ranks)
     states = parameter_states(block, strategies)
+    tp_forward = sum(term.tp_forward for term in terms.ops)
+    tp_forward += sum(term.resharding.forward for term in terms.conversions)
+    tp_backward = sum(term.tp_backward for term in terms.ops)
+    tp_backward += sum(term.resharding.backward for term in terms.conversions)
+    issued = [call.backward for call in _calls(block, strategies, terms, ranks)]
+    host = host_times(block, cluster.accelerator)
+    latency = cluster.accelerator.dispatch_latency
+    host_forward = host.forward + latency * issued.count(False)
+    host_backward = host.backward + latency * issued.count(True)
     return BlockCost(
-        forward=sum(term.forward for term in terms.ops),
-        backward=sum(term.backward for term in terms.ops),
-        tp_forward=sum(term.tp_forward for term in terms.ops)
-        + sum(term.resharding.forward for term in terms.conversions),
-        tp_backward=sum(term.tp_backward for term in terms.ops)
-        + sum(term.resharding.backward for term in terms.conversions),
+        forward=max(sum(term.forward for term in terms.ops), host_forward - tp_forward),
+        backward=max(sum(term.backward for term in terms.ops), host_backward - tp_backward),
+        tp_forward=tp_forward,
+        tp_backward=tp_backward,
         saved=bytes_held.saved,
         boundary=_local_sum(block, block.inputs, boundary_in, ranks),
         boundary_out=_local_sum(block, block.outputs, boundary_out, ranks),
@@ -83,6 +92,21 @@ def block_cost(
             (name, *_parameter(block, name, states[name][0], ranks)) for name in block.parameters
         ),
         partial_grads=tuple(name for name in block.parameters if states[name][1]),
+    )
+
+
+@by_identity(1024)
+def host_times(block: BlockClass, accelerator: Accelerator) -> OpTime:
+    """Seconds in which the host issues the operators of a block; collectives come on top.
+
+    Backward also adds each parameter's gradient to that of earlier microbatches.
+    """
+    counts = [dispatches(op, block) for op in block.ops]
+    sums = sum(block.tensor(name).requires_grad for name in block.parameters)
+    latency = accelerator.dispatch_latency
+    return OpTime(
+        forward=latency * sum(forward for forward, _ in counts),
+        backward=latency * (sums + sum(backward for _, backward in counts)),
     )
 
 

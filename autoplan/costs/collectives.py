@@ -2,8 +2,9 @@
 
 With n ranks, k of them in each of m = n / k nodes, payload S bytes of the whole tensor:
 
-- bandwidth B of a ring is that of its slowest hop. Between nodes, k rings share the work, each
-  crossing through its own adapter: ``B = min(intra, k * inter)``.
+- bandwidth B of a ring is that of its slowest hop, at the part of it that the payload reaches.
+  Between nodes, k rings share the work, each crossing through its own adapter:
+  ``B = min(intra, k * inter)``.
 - a pass around the ring has ``n - m`` hops inside nodes and ``m - 1`` between them.
 - all_gather, reduce_scatter: ``S (n-1)/n / B`` + the latencies of one pass.
 - all_reduce is a reduce_scatter followed by an all_gather: twice that.
@@ -58,8 +59,8 @@ def collective_time(kind: CollectiveKind, payload: float, group: Group, cluster:
         return link.latency + payload / link.bandwidth
     if kind is CollectiveKind.ALL_TO_ALL:
         return _all_to_all(payload, group, cluster)
-    bandwidth = _ring_bandwidth(group, cluster)
     passes = 2 if kind is CollectiveKind.ALL_REDUCE else 1
+    bandwidth = _ring_bandwidth(payload, group, cluster)
     return (
         passes * _pass_latency(group, cluster) + rank_bytes(kind, payload, group.ranks) / bandwidth
     )
@@ -80,12 +81,14 @@ def _measured(kind: CollectiveKind, payload: float, group: Group, cluster: Clust
     return None
 
 
-def _ring_bandwidth(group: Group, cluster: Cluster) -> float:
+def _ring_bandwidth(payload: float, group: Group, cluster: Cluster) -> float:
+    inside = cluster.intra.bandwidth * cluster.intra.efficiency(payload)
     if group.per_node == group.ranks:
-        return cluster.intra.bandwidth
+        return inside
+    between = cluster.inter.bandwidth * cluster.inter.efficiency(payload)
     if group.per_node == 1:
-        return cluster.inter.bandwidth
-    return min(cluster.intra.bandwidth, cluster.inter.bandwidth * group.per_node)
+        return between
+    return min(inside, between * group.per_node)
 
 
 def _pass_latency(group: Group, cluster: Cluster) -> float:

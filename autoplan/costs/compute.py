@@ -8,6 +8,8 @@ work, or what that is rounded up to where the dimension is padded. Fused attenti
 half that a causal mask hides, though ``Op.flop`` counts it. It moves no scores. With a mask
 tensor torch can't run its flash kernel; the one it runs instead is priced at the same rate,
 which is what a catalogue holds, and reads the mask once: other heads find it in the cache.
+A matmul with a row that does not begin at a multiple of 16 bytes runs on slower kernels: rows
+have the sizes of the last dimensions of what it reads and writes.
 ``bytes`` are what the kernel reads and writes, what it keeps for backward included. Views
 run no kernel.
 """
@@ -18,6 +20,7 @@ import math
 from dataclasses import dataclass
 
 from autoplan.costs.experts import Kernel, experts_kernels, local_experts
+from autoplan.costs.matmul import Product, local_products, tiled_time
 from autoplan.errors import InputError
 from autoplan.ir.attention import attention_argument
 from autoplan.ir.experts import EXPERTS
@@ -28,6 +31,7 @@ from autoplan.ir.strategy import OpStrategy
 
 __all__ = [
     "OpTime",
+    "dispatches",
     "is_sharded",
     "is_view",
     "local_bytes",
@@ -41,6 +45,8 @@ _ATTENTION = "scaled_dot_product"
 # Kernels that read only the rows or elements they return.
 _BAGS = ("aten.embedding_bag.", "aten._embedding_bag.")
 _GATHERS = ("aten.embedding.", "aten.index_select.", "aten.index.", "aten.gather.", *_BAGS)
+_NORMS = ("aten.layer_norm.", "aten.rms_norm.")
+_ROW_BYTES = 16  # what tensor cores load at once: 8 elements of 16 bits
 _EMULATED = ("bfloat16", "float16")
 
 
@@ -105,6 +111,11 @@ def matmul_rate(accelerator: Accelerator, dtype: str) -> float:
     )
 
 
+def best_matmul_share(accelerator: Accelerator) -> float:
+    """Fraction of the peak that the best matmul reaches."""
+    return max(share for _, share in accelerator.matmul_efficiency.points)
+
+
 def memory_time(size: float, accelerator: Accelerator) -> float:
     """Seconds to move ``size`` bytes to or from the rank's memory, without latency."""
     if size <= 0:
@@ -136,7 +147,15 @@ def op_time(
     part, whole = _work_share(op, block, strategy, ranks)
     extra = local_extra(op, block, strategy, ranks)
     share = part / whole * _visible(op, block, strategy, ranks)
-    work = _Work(op, _main_dtype(inputs, outputs), share, extra)
+    aligned = all(
+        shard_shape(tensor.shape, placement, ranks)[-1] * dtype_size(tensor.dtype) % _ROW_BYTES == 0
+        for tensor, placement in zip(
+            (*inputs, *outputs), (*strategy.inputs, *strategy.outputs), strict=True
+        )
+        if len(tensor.shape) > 1
+    )
+    work = _Work(op, _main_dtype(inputs, outputs), share, extra, aligned)
+    made = local_products(op, block, strategy, ranks) if op.flop else None
     forward = 0.0
     if not is_view(op, block):
         moved = sum(output_bytes) + work.extra
@@ -147,9 +166,21 @@ def op_time(
             moved += rows + sum(input_bytes[1:])
         else:
             moved += _distinct(inputs, input_bytes)
-        forward = _time(work, op.flop, moved, 1, accelerator)
-    backward = _backward(op, block, strategy, ranks, input_bytes, output_bytes, work, accelerator)
+        products = made[0] if made else ()
+        forward = _time(work, op.flop, moved, 1, accelerator, products)
+    products = made[1] if made else ()
+    backward = _backward(
+        op, block, strategy, ranks, input_bytes, output_bytes, work, accelerator, products
+    )
     return OpTime(forward=forward, backward=backward)
+
+
+def dispatches(op: Op, block: BlockClass) -> tuple[int, int]:
+    """How many operators the host issues for this one, forward and backward; views count."""
+    wanted = sum(block.tensor(name).requires_grad for name in dict.fromkeys(op.inputs))
+    if not wanted or not any(block.tensor(name).requires_grad for name in op.outputs):
+        return 1, 0
+    return 1, wanted if op.flop_backward else 1
 
 
 def _sequence(kernels: tuple[Kernel, ...], dtype: str, accelerator: Accelerator) -> float:
@@ -173,6 +204,7 @@ class _Work:
     dtype: str
     share: float
     extra: int
+    aligned: bool
 
     def flop(self, whole: int) -> float:
         """FLOP this rank carries out."""
@@ -188,6 +220,7 @@ def _backward(
     output_bytes: list[int],
     work: _Work,
     accelerator: Accelerator,
+    products: tuple[Product, ...],
 ) -> float:
     outputs = [block.tensor(name) for name in op.outputs]
     wanted = {
@@ -211,18 +244,45 @@ def _backward(
     saved += work.extra
     written = sum(wanted.values())
     kernels = len(wanted) if op.flop_backward else 1
-    return _time(work, op.flop_backward, received + saved + written, kernels, accelerator)
+    moved = received + saved + written
+    seconds = _time(work, op.flop_backward, moved, kernels, accelerator, products)
+    if any(block.tensor(n).kind is TensorKind.PARAMETER for n in wanted if _is_vector(n, block)):
+        # Sums over all rows, in a kernel of their own: of a bias, or of a norm's weights.
+        if products:
+            seconds += memory_time(received, accelerator)
+        elif op.target.startswith(_NORMS):
+            seconds += memory_time(received + input_bytes[0], accelerator)
+            seconds += accelerator.kernel_latency
+    return seconds
 
 
-def _time(work: _Work, flop: int, moved: float, kernels: int, accelerator: Accelerator) -> float:
+def _is_vector(name: str, block: BlockClass) -> bool:
+    return len(block.tensor(name).shape) == 1
+
+
+def _time(
+    work: _Work,
+    flop: int,
+    moved: float,
+    kernels: int,
+    accelerator: Accelerator,
+    products: tuple[Product, ...] = (),
+) -> float:
     compute = 0.0
-    if flop:
+    if products and accelerator.matmul_tiles is not None:
+        rate = matmul_rate(accelerator, work.dtype) * best_matmul_share(accelerator)
+        if not work.aligned:
+            rate *= accelerator.unaligned_matmul
+        compute = sum(tiled_time(product, rate, accelerator.matmul_tiles) for product in products)
+    elif flop:
         local = work.flop(flop)
         rate = matmul_rate(accelerator, work.dtype)
         if _ATTENTION in work.op.target:
             rate *= accelerator.attention_efficiency
         else:
             rate *= accelerator.matmul_efficiency(local / kernels)
+            if not work.aligned:
+                rate *= accelerator.unaligned_matmul
         compute = local / rate
     return max(compute, memory_time(moved, accelerator)) + kernels * accelerator.kernel_latency
 

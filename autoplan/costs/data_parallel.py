@@ -11,46 +11,81 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autoplan.costs.collectives import collective_time
+from autoplan.costs.compute import memory_time
 from autoplan.ir.hardware import Cluster
 from autoplan.ir.mesh import Mesh, MeshAxis
 from autoplan.ir.placement import CollectiveKind
 
-__all__ = ["DataParallelTimes", "data_parallel_times"]
+__all__ = ["AS_PLANNED", "DataParallelTimes", "GradientSync", "data_parallel_times"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientSync:
+    """How a run sums its gradients, where it differs from what a plan's own program does.
+
+    ``overlaps``: beside the backward, as DDP and FSDP2 do it; Megatron-LM and DeepSpeed pipelines
+    wait for its end. ``itemsize`` is bytes of an element on the wire; 0 stands for the compute
+    dtype at ZeRO 0 and 1, and float32 at 2 and 3.
+    """
+
+    overlaps: bool = True
+    itemsize: int = 0
+
+
+AS_PLANNED = GradientSync()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataParallelTimes:
-    """Seconds for one FSDP unit or DDP stage: one gather, one gradient reduction, one update."""
+    """Seconds for one FSDP unit or DDP stage: one gather, one gradient reduction, one update.
+
+    ``accumulate`` is seconds to add a microbatch's gradients to those before it, which a rank
+    without data parallelism does too.
+    """
 
     gather: float
     reduce: float
     publish: float
+    accumulate: float = 0.0
 
 
 def data_parallel_times(
-    *, numel: int, trainable: int, itemsize: int, zero: int, mesh: Mesh, cluster: Cluster
+    *,
+    numel: int,
+    trainable: int,
+    itemsize: int,
+    zero: int,
+    mesh: Mesh,
+    cluster: Cluster,
+    sync: GradientSync = AS_PLANNED,
 ) -> DataParallelTimes:
     """Seconds of the data-parallel collectives of ``numel`` local parameters.
 
     ``itemsize`` is bytes of an element in the compute dtype. FSDP2 reduces in float32, DDP
-    in the compute dtype.
+    in the compute dtype, unless ``sync`` says otherwise.
     """
+    held = trainable * itemsize if zero <= 1 else trainable * 4
+    if zero >= 2 and mesh.pp == 1:
+        held //= mesh.dp_shard
+    accumulate = memory_time(3 * held, cluster.accelerator)  # two read, one written
     if mesh.dp == 1 or numel == 0:
-        return DataParallelTimes(gather=0.0, reduce=0.0, publish=0.0)
+        return DataParallelTimes(gather=0.0, reduce=0.0, publish=0.0, accumulate=accumulate)
     node = cluster.ranks_per_node
+    sent = sync.itemsize or (itemsize if zero <= 1 else 4)
     if zero <= 1:
         group = mesh.group(MeshAxis.DP_REPLICATE, node, through=MeshAxis.DP_SHARD)
-        payload = trainable * itemsize
-        reduce = collective_time(CollectiveKind.ALL_REDUCE, payload, group, cluster)
+        reduce = collective_time(CollectiveKind.ALL_REDUCE, trainable * sent, group, cluster)
         publish = 0.0
         if zero == 1:
-            publish = collective_time(CollectiveKind.ALL_GATHER, payload, group, cluster)
-        return DataParallelTimes(gather=0.0, reduce=reduce, publish=publish)
+            payload = trainable * itemsize
+            owners = mesh.group(MeshAxis.DP_SHARD, node)
+            publish = collective_time(CollectiveKind.ALL_GATHER, payload, owners, cluster)
+        return DataParallelTimes(gather=0.0, reduce=reduce, publish=publish, accumulate=accumulate)
     shard = mesh.group(MeshAxis.DP_SHARD, node)
     gather = collective_time(CollectiveKind.ALL_GATHER, numel * itemsize, shard, cluster)
-    reduce = collective_time(CollectiveKind.REDUCE_SCATTER, trainable * 4, shard, cluster)
+    reduce = collective_time(CollectiveKind.REDUCE_SCATTER, trainable * sent, shard, cluster)
     if mesh.dp_replicate > 1:
         replicas = mesh.group(MeshAxis.DP_REPLICATE, node)
-        local = trainable * 4 // mesh.dp_shard
+        local = trainable * sent // mesh.dp_shard
         reduce += collective_time(CollectiveKind.ALL_REDUCE, local, replicas, cluster)
-    return DataParallelTimes(gather=gather, reduce=reduce, publish=0.0)
+    return DataParallelTimes(gather=gather, reduce=reduce, publish=0.0, accumulate=accumulate)

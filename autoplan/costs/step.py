@@ -55,22 +55,26 @@ def stage_time(
     recompute: bool,
     shared: float,
     partial_grad: float,
+    overlaps: bool = True,
 ) -> StageTime:
     """Times of a stage.
 
     ``shared`` is seconds of shared operators, ``partial_grad`` seconds once a step.
+    ``overlaps`` is `GradientSync.overlaps`, which only ZeRO 0 and 1 can do without.
     """
     again = 1.0 if recompute else 0.0
+    later = 1.0 - 1.0 / microbatches  # the first microbatch has no gradients to add to
     forward = shared
     backward = shared * again
-    compute = shared + sum(b.forward + b.backward for b in blocks)
+    summing = later * sum(b.data_parallel.accumulate for b in blocks)
+    compute = shared + summing + sum(b.forward + b.backward for b in blocks)
     redone = shared * again + again * sum(b.forward + b.tp_forward for b in blocks)
     exposed_tp = sum(b.tp_forward + b.tp_backward for b in blocks)
     hidden_forward = hidden_backward = 0.0
     for block in blocks:
         times = block.data_parallel
         work_f = block.forward + block.tp_forward
-        work_b = block.backward + block.tp_backward + again * work_f
+        work_b = block.backward + block.tp_backward + again * work_f + later * times.accumulate
         net_f = net_b = 0.0
         if zero >= 2 and not pipelined:
             net_f = times.gather
@@ -89,7 +93,7 @@ def stage_time(
         if zero <= 1:
             # DDP reduces buckets during the last backward; nothing hides the last bucket.
             last = blocks[0].data_parallel.reduce
-            tail = max(last, reduce - hidden_backward) + publish
+            tail = (max(last, reduce - hidden_backward) if overlaps else reduce) + publish
         elif pipelined:
             gather = sum(b.data_parallel.gather for b in blocks)
             tail = reduce + max(0.0, gather - hidden_forward if zero == 2 else 0.0)

@@ -7,7 +7,16 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Accelerator", "Cluster", "CollectiveCurve", "Curve", "Link", "Provenance", "Source"]
+__all__ = [
+    "Accelerator",
+    "Cluster",
+    "CollectiveCurve",
+    "Curve",
+    "Link",
+    "MatmulTiles",
+    "Provenance",
+    "Source",
+]
 
 
 class Provenance(StrEnum):
@@ -54,15 +63,27 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MatmulTiles:
+    """Units that compute a tile of a product each, and seconds a tile takes on top of its FLOP."""
+
+    multiprocessors: int
+    overhead: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator:
     """One rank's device.
 
     ``matmul_peak`` maps dtype to peak FLOP/s; ``matmul_efficiency`` maps the FLOP of one
-    matmul to the fraction of the peak it reaches; ``attention_efficiency`` is that of fused
-    attention. ``memory_bandwidth`` is in bytes/s, ``memory_efficiency`` maps the bytes an op
-    moves to the fraction of it. ``kernel_latency`` is seconds a small op takes whatever its
-    size. ``reserved`` is bytes of ``memory`` that a training job can't use (context,
-    allocator); ``fragmentation`` is the fraction of usable memory lost to fragmentation.
+    matmul to the fraction of the peak it reaches, and where ``matmul_tiles`` are known, only
+    its best fraction counts (`costs.matmul`); ``attention_efficiency`` is that of fused
+    attention. ``unaligned_matmul`` is the part of its rate that a matmul keeps whose rows don't
+    begin at multiples of 16 bytes. ``memory_bandwidth`` is in bytes/s, ``memory_efficiency``
+    maps the bytes an op moves to the fraction of it. ``kernel_latency`` is seconds a small op
+    takes whatever its size; ``dispatch_latency`` is what the host needs to issue one operator,
+    which hides behind the device's work unless that is shorter. ``reserved`` is bytes of
+    ``memory`` that a training job can't use (context, allocator); ``fragmentation`` is the
+    fraction of usable memory lost to fragmentation.
     """
 
     name: str
@@ -76,6 +97,9 @@ class Accelerator:
     memory_efficiency: Curve
     kernel_latency: float
     sources: tuple[Source, ...]
+    dispatch_latency: float = 0.0
+    unaligned_matmul: float = 1.0
+    matmul_tiles: MatmulTiles | None = None
 
     @property
     def usable_memory(self) -> int:
@@ -98,13 +122,17 @@ class CollectiveCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """One level of the network, per rank and direction: seconds a hop, bytes/s."""
+    """One level of the network, per rank and direction: seconds a hop, bytes/s.
+
+    ``efficiency`` maps the payload of a collective to the part of ``bandwidth`` it reaches.
+    """
 
     name: str
     latency: float
     bandwidth: float
     sources: tuple[Source, ...]
     measured: tuple[CollectiveCurve, ...] = ()
+    efficiency: Curve = Curve(((1.0, 1.0),))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,6 +45,7 @@ def ideal():
         accelerator=replace(
             cluster.accelerator,
             matmul_efficiency=flat,
+            matmul_tiles=None,
             memory_efficiency=flat,
             attention_efficiency=1.0,
             kernel_latency=0.0,
@@ -271,3 +272,21 @@ def test_dropout_like_extras_are_saved_locally(ideal):
     whole = block_cost(made, {"drop": strategy([R], [R])}, (R,), (R,), EIGHT, ideal)
     local = block_cost(made, {"drop": strategy([S(0)], [S(0)])}, (S(0),), (S(0),), EIGHT, ideal)
     assert whole.saved == 4096 and local.saved == 4096 // 8
+
+
+def test_a_block_takes_no_less_than_its_host(ideal):
+    made = two_matmuls()
+    fast = block_cost(made, WHOLE, (R,), (R,), ONE, ideal)
+    slow_host = replace(
+        ideal, accelerator=replace(ideal.accelerator, dispatch_latency=10 * fast.backward)
+    )
+    slow = block_cost(made, WHOLE, (R,), (R,), ONE, slow_host)
+    latency = 10 * fast.backward
+    assert slow.forward == pytest.approx(latency * len(made.ops))
+    # Of each product two gradients, and the sum of each weight's with earlier ones.
+    products = sum(1 for op in made.ops if op.flop)
+    views = len(made.ops) - products
+    assert slow.backward == pytest.approx(latency * (3 * products + views))
+    # Hidden where the device is slower.
+    same = replace(ideal, accelerator=replace(ideal.accelerator, dispatch_latency=1e-12))
+    assert block_cost(made, WHOLE, (R,), (R,), ONE, same) == fast

@@ -73,6 +73,9 @@ def test_sources_cover_every_number(name: str):
         "memory", "reserved", "fragmentation", "matmul_efficiency", "attention_efficiency",
         "memory_bandwidth", "memory_efficiency", "kernel_latency",
     } | {f"matmul_peak.{dtype}" for dtype, _ in device.matmul_peak}  # fmt: skip
+    wanted |= {"matmul_tiles"} if device.matmul_tiles else set()
+    wanted |= {"unaligned_matmul"} if device.unaligned_matmul < 1 else set()
+    wanted |= {"dispatch_latency"} if device.dispatch_latency else set()
     assert covered == wanted
 
 
@@ -81,7 +84,10 @@ def test_links_exist(file: AcceleratorFile):
     intra, inter = find_link(file.intra), find_link(file.inter)
     # A PCIe slot feeds its adapter, so the two may be level.
     assert intra.bandwidth >= 0.9 * inter.bandwidth
-    assert {s.field for s in intra.sources} == {"latency", "bandwidth"}
+    for link in (intra, inter):
+        flat = link.efficiency.points == ((1.0, 1.0),)
+        wanted = {"latency", "bandwidth"} | (set() if flat else {"efficiency"})
+        assert {s.field for s in link.sources} == wanted
 
 
 def test_published_figures():

@@ -1,0 +1,1 @@
+"""Predictions against measurements: published runs, priced as they were run."""

@@ -1,0 +1,126 @@
+"""Megatron-LM's tensor parallelism as strategies of a captured model.
+
+Projections alternate between columns and rows, embedding and loss are split by vocabulary, the
+tensors between blocks are whole, or sharded along the sequence (Megatron's sequence
+parallelism). What lies between follows its inputs: of an operator's legal strategies the one
+that converts least.
+"""
+
+from __future__ import annotations
+
+from autoplan.costs.block import block_cost
+from autoplan.costs.resharding import conversion_time
+from autoplan.costs.terms import op_term, required_states
+from autoplan.ir.graph import BlockClass, Graph, Op, TensorKind
+from autoplan.ir.hardware import Cluster
+from autoplan.ir.mesh import Group
+from autoplan.ir.placement import Partial, Placement, Replicate, Shard
+from autoplan.ir.strategy import OpStrategy
+from autoplan.rules import strategies
+from autoplan.solver.blocks import ModelPoint
+
+__all__ = ["megatron_point", "megatron_strategies", "tp_group"]
+
+_PROJECTIONS = ("aten.linear.", "aten.addmm.")
+_SEQUENCE = 1
+
+
+def tp_group(tp: int, cluster: Cluster) -> Group:
+    """Neighbouring ranks, as many in a node as divide ``tp``."""
+    per_node = min(tp, cluster.ranks_per_node)
+    while tp % per_node:
+        per_node -= 1
+    return Group(tp, per_node)
+
+
+def megatron_point(graph: Graph, tp: int, cluster: Cluster, *, sequence: bool) -> ModelPoint:
+    """Megatron's strategies of every class of blocks, and what they cost."""
+    boundary: Placement = Shard(_SEQUENCE) if sequence and tp > 1 else Replicate()
+    group = tp_group(tp, cluster)
+    costs, ends = [], []
+    for block in graph.classes:
+        sides = tuple(
+            tuple(boundary if block.tensor(name).shape else Replicate() for name in names)
+            for names in (block.inputs, block.outputs)
+        )
+        chosen = megatron_strategies(block, group, cluster, boundary)
+        costs.append(block_cost(block, chosen, *sides, group, cluster))
+        ends.append(sides)
+    return ModelPoint(
+        boundary=boundary,
+        boundaries=tuple((before, after) for before, after in ends),
+        solutions=(),
+        costs=tuple(costs),
+        microbatch_bound=0.0,
+    )
+
+
+def megatron_strategies(
+    block: BlockClass, group: Group, cluster: Cluster, boundary: Placement
+) -> dict[str, OpStrategy]:
+    """Strategy of each operator of a block, by name."""
+    if group.ranks == 1:
+        return {op.name: _whole(op) for op in block.ops}
+    produced: dict[str, Placement] = {name: Replicate() for name in (*block.buffers, *block.shared)}
+    produced.update(dict.fromkeys(block.inputs, boundary))
+    chosen = {}
+    for op in block.ops:
+        offered = [
+            s for s in strategies(op, block, group.ranks) if _is_megatron(op, block, s, produced)
+        ]
+        _, best = min(
+            ((_seconds(op, block, s, produced, boundary, group, cluster), -i), i)
+            for i, s in enumerate(offered)
+        )
+        chosen[op.name] = offered[best]
+        produced.update(zip(op.outputs, offered[best].outputs, strict=True))
+    return chosen
+
+
+def _whole(op: Op) -> OpStrategy:
+    return OpStrategy(
+        inputs=(Replicate(),) * len(op.inputs), outputs=(Replicate(),) * len(op.outputs)
+    )
+
+
+def _is_megatron(
+    op: Op, block: BlockClass, strategy: OpStrategy, produced: dict[str, Placement]
+) -> bool:
+    """Columns where the input has all features, rows where it is split by them."""
+    if op.target.startswith("aten.embedding."):
+        return isinstance(strategy.inputs[0], Shard) and strategy.inputs[0].dim == 0
+    if not op.target.startswith(_PROJECTIONS):
+        return True
+    (name,) = (n for n in op.inputs if block.tensor(n).kind is not TensorKind.PARAMETER)
+    last = len(block.tensor(name).shape) - 1
+    placement = produced[name]
+    split = isinstance(placement, Shard) and placement.dim == last
+    if split:
+        return isinstance(strategy.outputs[0], Partial)
+    return strategy.outputs[0] in (Shard(last), Shard(last, pad=True))
+
+
+def _seconds(
+    op: Op,
+    block: BlockClass,
+    strategy: OpStrategy,
+    produced: dict[str, Placement],
+    boundary: Placement,
+    group: Group,
+    cluster: Cluster,
+) -> float:
+    """Seconds of an operator and the conversions of its inputs; partial sums end as a boundary."""
+    term = op_term(op, block, strategy, group, cluster)
+    total = term.forward + term.backward + term.tp_forward + term.tp_backward
+    for name, state in zip(op.inputs, required_states(op, block, strategy), strict=True):
+        tensor = block.tensor(name)
+        if tensor.kind is TensorKind.PARAMETER:
+            continue
+        source = produced[name]
+        if isinstance(source, Partial) and state != boundary:
+            return float("inf")
+        resharding = conversion_time(tensor, source, state, group, cluster)
+        if resharding is None:
+            return float("inf")
+        total += resharding.forward + resharding.backward
+    return total

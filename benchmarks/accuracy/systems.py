@@ -1,0 +1,249 @@
+"""How the published systems ran a row: kernels, placements of state, stages, network.
+
+What a row states comes from the row. What a system always does (Megatron-LM's scores in memory,
+its gradients summed after the backward) is here, a rule for each file.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from autoplan.costs.data_parallel import GradientSync
+from autoplan.ir.hardware import Cluster
+from autoplan.ir.mesh import Mesh
+from autoplan.profiles import load_cluster
+from autoplan.solver.inter import StageCut
+from autoplan.solver.space import Configuration
+from benchmarks.accuracy.rows import Row, Skip
+
+__all__ = ["Run", "run_of"]
+
+Kernels = dict[str, int | float | bool]
+
+# Share of the line rate that collectives reach: profiles/hardware, infiniband-ndr, ethernet-100g.
+_INFINIBAND_SHARE = 0.97
+_ROCE_SHARE = 0.75
+_VTRAIN_VOCAB = 50257  # vocab_size in src/config.py of VIA-Research/vTrain@f8dda84
+# Seconds in which the host issued an operator of Megatron's layers in 2022: OPT-175B took 95 ms
+# for a token on 8 A100, 66 ms in a CUDA graph (facebookresearch/metaseq pull request 270), 96
+# layers of 26 operators and 2 all-reduces (autoplan's capture of OPT-175B, its layers fused).
+_MEGATRON_DISPATCH = 95e-3 / 96 / 28
+# Part of the peak that FlashAttention 1 reaches, which llm-foundry[gpu] installed in 2023: 25 to
+# 40 % on the A100 (arXiv 2307.08691, abstract). It issues the A100's instructions on the H100 too,
+# as version 2 does, whose rates there are 327.9 and 179.5 TFLOP/s (profiles/hardware).
+_FIRST_FLASH = {"A100": 0.325, "H100": 0.325 * 312 / 989 * 327.9 / 179.5}
+_DEVICES = {
+    "A100-80GB-SXM": "a100-80gb",
+    "A100-40GB-SXM": "a100-40gb",
+    "H100-80GB-SXM": "h100",
+    "H200-141GB-SXM": "h200",
+    "GB200": "gb200",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A row as it can be priced."""
+
+    row: Row
+    kernels: Kernels
+    configuration: Configuration
+    cluster: Cluster
+    cut: StageCut | None
+
+
+def run_of(row: Row) -> Run:
+    """The row's run; `Skip` where the space has no such one or the row says too little."""
+    system = _SYSTEMS.get(row.file)
+    if system is None:
+        raise Skip("no rule for this file")
+    if not row.micro_batch or not row.global_batch:
+        raise Skip("microbatch or global batch not stated")
+    if row.ranks != row.dp * row.tp * row.pp:
+        raise Skip("ranks are not dp x tp x pp")
+    if row.global_batch % (row.dp * row.micro_batch):
+        raise Skip("global batch does not divide")
+    kernels, zero, sync = system(row)
+    if zero and row.dp == 1:
+        zero = 0
+    within = re.search(r"within (\d+)", row.zero)  # ZeRO's group; replicas around it
+    replicas = max(1, row.dp * row.tp // int(within[1])) if within else row.replicas
+    shard = row.dp // replicas if zero else 1
+    configuration = Configuration(
+        mesh=Mesh(pp=row.pp, dp_replicate=row.dp // shard, dp_shard=shard, tp=row.tp),
+        micro_batch_size=row.micro_batch,
+        microbatches=row.global_batch // (row.dp * row.micro_batch),
+        zero=zero,
+        recompute=_recompute(row),
+        schedule="none" if row.pp == 1 else "1f1b",
+        sync=sync,
+    )
+    return Run(
+        row=row,
+        kernels=kernels,
+        configuration=configuration,
+        cluster=_with_software(_cluster(row), row),
+        cut=_cut(row),
+    )
+
+
+def _recompute(row: Row) -> bool:
+    """Whether the layers were computed again in backward.
+
+    The vTrain rows take the flag from the simulator's configurations, not from the measured
+    runs. Those of one node ran without: a layer of hidden size 2048 takes 17 ms for 8 x 1024
+    tokens (rows of 24 layers less those of 12), which with recompute would be 210 TFLOP/s on an
+    A100, where Megatron-LM reaches 140 to 160 on larger layers; the simulator, too, leaves it out
+    without a pipeline (VIA-Research/vTrain@f8dda84, src/predictor.py).
+    """
+    if row.file == "vtrain" and row.ranks <= row.ranks_per_node:
+        return False
+    text = row.recompute.lower()
+    if text.startswith("full"):
+        return True
+    if text == "none":
+        return False
+    raise Skip(f"recompute {text.split('(')[0].strip() or 'not stated'}")
+
+
+def _cut(row: Row) -> StageCut | None:
+    """Even stages: of layers, or with embedding and head counted as layers (DeepSpeed)."""
+    if row.pp == 1:
+        return None
+    if row.layers % row.pp == 0:
+        each = row.layers // row.pp
+        ends = [1 + each * stage for stage in range(1, row.pp)]
+    elif (row.layers + 2) % row.pp == 0:
+        each = (row.layers + 2) // row.pp
+        ends = [each * stage for stage in range(1, row.pp)]
+    else:
+        raise Skip("stages are uneven")
+    bounds = (0, *ends, row.layers + 2)
+    return StageCut(
+        ranges=tuple(itertools.pairwise(bounds)),
+        objective=0.0, peak_memory=0, shortfall=0,
+    )  # fmt: skip
+
+
+def _cluster(row: Row) -> Cluster:
+    device = _DEVICES.get(row.gpu)
+    if device is None:
+        raise Skip(f"no accelerator {row.gpu}")
+    per_node = min(row.ranks, row.ranks_per_node or row.ranks)
+    cluster = load_cluster(f"{row.ranks // per_node}x{per_node}x{device}")
+    if cluster.nodes == 1:
+        return cluster
+    bandwidth = _network(row.interconnect, row.ranks_per_node)
+    if bandwidth:
+        cluster = replace(cluster, inter=replace(cluster.inter, bandwidth=bandwidth))
+    return cluster
+
+
+def _with_software(cluster: Cluster, row: Row) -> Cluster:
+    """The cluster as the row's software drives it."""
+    device = cluster.accelerator
+    if row.file in ("vtrain", "bloom_prequel"):
+        device = replace(device, dispatch_latency=_MEGATRON_DISPATCH)
+    if row.file == "llm_foundry":
+        device = replace(device, attention_efficiency=_FIRST_FLASH[device.name[:4]])
+    return replace(cluster, accelerator=device)
+
+
+def _network(text: str, ranks_per_node: int) -> float:
+    """Bytes/s between nodes that a rank reaches by the stated line rate; 0 if none is stated."""
+    share = _ROCE_SHARE if "RoCE" in text else _INFINIBAND_SHARE
+    several = re.search(r"(\d+)x(\d+) ?Gb/s", text)
+    single = re.search(r"(\d+) ?Gb/s", text)
+    if several:
+        rate = int(several[1]) * int(several[2]) / ranks_per_node
+    elif single:
+        rate = int(single[1]) / (1 if "per GPU" in text else ranks_per_node)
+    else:
+        return 0.0
+    return rate * 1e9 / 8 * share
+
+
+def _shape(row: Row) -> Kernels:
+    return {
+        "vocab": row.vocab,
+        "hidden": row.hidden,
+        "layers": row.layers,
+        "heads": row.heads,
+        "kv_heads": row.kv_heads,
+        "ffn": row.ffn,
+    }
+
+
+def _megatron(row: Row) -> tuple[Kernels, int, GradientSync]:
+    """Megatron-LM of 2022: scores in memory, learned positions, gradients summed at the end."""
+    vocab = -(-(row.vocab or _VTRAIN_VOCAB) // row.tp) * row.tp
+    kernels = _shape(row) | {"vocab": vocab, "positions": row.seq_len}
+    kernels["fused_softmax"] = _has_fused_softmax(row)
+    return kernels, 0, GradientSync(overlaps=False)
+
+
+def _bloom(row: Row) -> tuple[Kernels, int, GradientSync]:
+    """Megatron-DeepSpeed: the same kernels, ZeRO-1 at the end of the step."""
+    kernels = _shape(row) | {"positions": row.seq_len, "dropout": 0.0}
+    kernels["fused_softmax"] = _has_fused_softmax(row)
+    itemsize = 4 if row.dtype == "bfloat16" else 2
+    zero = 0 if row.zero.startswith("zero0") else 1
+    return kernels, zero, GradientSync(overlaps=False, itemsize=itemsize)
+
+
+def _has_fused_softmax(row: Row) -> bool:
+    """Whether Megatron's kernel takes the scores (NVIDIA/Megatron-LM, fused_softmax.py)."""
+    matrices = row.micro_batch * row.heads // row.tp
+    return matrices % 4 == 0 and 16 < row.seq_len <= 2048
+
+
+def _foundry(row: Row) -> tuple[Kernels, int, GradientSync]:
+    """MPT under FSDP: no biases, flash attention; PURE reduces gradients in bfloat16."""
+    kernels = _shape(row) | {
+        "positions": row.seq_len, "bias": False, "flash": True, "dropout": 0.0,
+    }  # fmt: skip
+    zero = 3 if "zero3" in row.zero else 2
+    return kernels, zero, GradientSync(itemsize=2 if "PURE" in row.precision else 4)
+
+
+def _llama(row: Row, **kernels: bool | int) -> Kernels:
+    modern: Kernels = {
+        "bias": False, "flash": True, "rotary": True, "gated": True, "rms": True, "tied": False,
+        "dropout": 0.0,
+    }  # fmt: skip
+    return _shape(row) | modern | kernels
+
+
+def _internevo(row: Row) -> tuple[Kernels, int, GradientSync]:
+    """InternLM: biases in attention and, close enough in cost, in the feed-forward."""
+    zero = 3 if row.zero == "FSDP" else 1
+    return _llama(row, bias=True), zero, GradientSync()
+
+
+def _torchtitan(row: Row) -> tuple[Kernels, int, GradientSync]:
+    """Llama under FSDP2."""
+    return _llama(row), 3, GradientSync()
+
+
+def _nemo(row: Row) -> tuple[Kernels, int, GradientSync]:
+    """Megatron-Core: gradients summed beside the backward, in float32."""
+    sync = GradientSync(itemsize=4)
+    if row.model.startswith("Nemotron"):
+        return _llama(row, gated=False, squared=True, rms=False), 1, sync
+    if row.model.startswith("GPT3"):
+        kernels = _shape(row) | {"positions": row.seq_len, "flash": True, "dropout": 0.0}
+        return kernels, 1, sync
+    return _llama(row), 1, sync
+
+
+_SYSTEMS: dict[str, Callable[[Row], tuple[Kernels, int, GradientSync]]] = {
+    "vtrain": _megatron,
+    "bloom_prequel": _bloom,
+    "llm_foundry": _foundry,
+    "internevo": _internevo,
+    "torchtitan": _torchtitan,
+    "dgxc_benchmarking": _nemo,
+}

@@ -1,0 +1,119 @@
+"""Error tables of published runs, for people and as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+
+from benchmarks.accuracy.published import Compared, FileResult
+from benchmarks.accuracy.statistics import Errors, errors, sweeps
+
+__all__ = ["as_json", "as_text"]
+
+_WORST = 5
+Json = dict[str, object]
+
+
+def as_text(results: Sequence[FileResult]) -> str:
+    """Tables of every file, then of all rows together."""
+    lines: list[str] = []
+    for result in results:
+        lines += [f"{result.file}: {len(result.compared)} rows usable", *_skips(result)]
+        lines += _error_lines(result.compared)
+        for name, (rows, rho, tau) in _sweeps(result.compared).items():
+            lines.append(f"  ranking   {name:<42} {rows:>4} rows  rho {rho:5.2f}  tau {tau:5.2f}")
+        for row in _worst(result.compared):
+            lines.append(
+                f"  worst     {row.row.id:<10} {row.time_error:+7.1%}  "
+                f"{row.priced.step_time:.4g} s for {row.row.step_time:.4g} s: {_describe(row)}"
+            )
+        lines.append("")
+    everything = [row for result in results for row in result.compared]
+    lines += [f"all: {len(everything)} rows usable", *_error_lines(everything)]
+    return "\n".join(lines) + "\n"
+
+
+def as_json(results: Sequence[FileResult]) -> Json:
+    """The same, with every row."""
+    return {"schema_version": 1, "files": [_file(result) for result in results]}
+
+
+def _file(result: FileResult) -> Json:
+    return {
+        "file": result.file,
+        "usable": len(result.compared),
+        "skipped": dict(Counter(reason for _, reason in result.skipped)),
+        "step_time": {name: asdict(found) for name, found in _time_errors(result.compared)},
+        "memory": {name: asdict(found) for name, found in _memory_errors(result.compared)},
+        "sweeps": {
+            name: {"rows": rows, "spearman": rho, "kendall": tau}
+            for name, (rows, rho, tau) in _sweeps(result.compared).items()
+        },
+        "rows": [
+            {
+                "id": row.row.id,
+                "configuration": row.priced.configuration.label(),
+                "step_time": row.row.step_time,
+                "predicted_step_time": row.priced.step_time,
+                "peak_memory": row.row.peak_memory,
+                "predicted_peak_memory": row.memory,
+            }
+            for row in result.compared
+        ],
+    }
+
+
+def _skips(result: FileResult) -> list[str]:
+    counts = Counter(reason for _, reason in result.skipped)
+    return [f"  skipped   {count:>4}  {reason}" for reason, count in counts.most_common()]
+
+
+def _error_lines(rows: Sequence[Compared]) -> Iterator[str]:
+    for what, found in (("step time", _time_errors(rows)), ("memory", _memory_errors(rows))):
+        for name, group in found:
+            yield (
+                f"  {what:<9} {name:<18} {group.rows:>4} rows  median {group.median:6.1%}  "
+                f"mean {group.mean:6.1%}  bias {group.bias:+7.1%}"
+            )
+
+
+def _time_errors(rows: Sequence[Compared]) -> list[tuple[str, Errors]]:
+    return _by_device([row for row in rows if row.row.step_time], lambda row: row.time_error)
+
+
+def _memory_errors(rows: Sequence[Compared]) -> list[tuple[str, Errors]]:
+    return _by_device([row for row in rows if row.row.peak_memory], lambda row: row.memory_error)
+
+
+def _by_device(
+    rows: Sequence[Compared], error: Callable[[Compared], float]
+) -> list[tuple[str, Errors]]:
+    groups: dict[str, list[float]] = {}
+    for row in rows:
+        groups.setdefault(row.row.gpu, []).append(error(row))
+    found = [(name, errors(values)) for name, values in sorted(groups.items())]
+    if len(found) > 1:
+        found.append(("all", errors([error(row) for row in rows])))
+    return found
+
+
+def _sweeps(rows: Sequence[Compared]) -> dict[str, tuple[int, float, float]]:
+    measured: dict[str, list[float]] = {}
+    predicted: dict[str, list[float]] = {}
+    for row in rows:
+        if row.row.step_time:
+            # By sample: a larger batch takes longer, whatever the plan.
+            batch = max(1, row.row.global_batch)
+            measured.setdefault(row.row.sweep, []).append(row.row.step_time / batch)
+            predicted.setdefault(row.row.sweep, []).append(row.priced.step_time / batch)
+    return sweeps(measured, predicted)
+
+
+def _worst(rows: Sequence[Compared]) -> list[Compared]:
+    timed = [row for row in rows if row.row.step_time]
+    return sorted(timed, key=lambda row: -abs(row.time_error))[:_WORST]
+
+
+def _describe(row: Compared) -> str:
+    return f"{row.row.model}, {row.row.gpu}, {row.priced.configuration.label()}"

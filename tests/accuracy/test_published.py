@@ -1,0 +1,162 @@
+"""The command on a made-up file, its reasons for leaving rows out, and Megatron's layout."""
+
+import csv
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autoplan.capture import capture, load_model
+from autoplan.costs.block import collectives
+from autoplan.errors import InputError
+from autoplan.ir.placement import CollectiveKind, Replicate, Shard
+from autoplan.profiles import load_cluster
+from benchmarks.accuracy.__main__ import main
+from benchmarks.accuracy.layout import megatron_strategies, tp_group
+from benchmarks.accuracy.rows import Skip, read_rows
+from benchmarks.accuracy.systems import run_of
+
+DECODER = Path(__file__).parents[2] / "benchmarks/accuracy/decoder.py:decoder"
+ROW = {
+    "id": "made-1", "source_url_or_repo_path": "made up", "model": "GPT tiny", "n_layers": "4",
+    "hidden": "256", "n_heads": "8", "n_kv_heads": "8", "ffn": "1024", "vocab": "",
+    "seq_len": "128", "n_experts": "", "gpu": "A100-80GB-SXM", "n_gpus": "4", "gpus_per_node": "8",
+    "interconnect": "NVSwitch", "precision": "fp16", "dp": "1", "tp": "2", "sp": "", "pp": "2",
+    "vpp": "1", "cp": "1", "ep": "", "zero_stage_or_fsdp": "", "hsdp_replicas": "",
+    "micro_batch": "2", "global_batch": "16", "recompute": "full", "schedule": "1F1B",
+    "attention": "", "compile": "", "step_time_s": "0.1", "step_time_derived_s": "",
+    "peak_mem_gib": "", "notes": "", "optimizer": "", "peak_mem_note": "",
+}  # fmt: skip
+
+
+def write(path, *changes):
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, ROW)
+        writer.writeheader()
+        for number, change in enumerate(changes):
+            writer.writerow({**ROW, "id": f"made-{number}", **change})
+    return path
+
+
+def reasons(tmp_path, *changes):
+    return [str(row) for _, row in read_rows(write(tmp_path / "vtrain.csv", *changes))]
+
+
+def test_command_prices_and_counts(tmp_path, capsys):
+    write(tmp_path / "vtrain.csv", {}, {"tp": "4", "pp": "1"}, {"notes": "OOM in source"})
+    (tmp_path / "hardware.csv").write_text("gpu,vendor\n", encoding="utf-8")
+    assert main(["published", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "vtrain: 2 rows usable" in text
+    assert "marked OOM" in text
+    assert "made-0" in text
+    assert main(["published", str(tmp_path), "--json"]) == 0
+    (file,) = json.loads(capsys.readouterr().out)["files"]
+    assert file["usable"] == 2
+    assert file["skipped"] == {"marked OOM": 1}
+    assert all(0 < row["predicted_step_time"] < math.inf for row in file["rows"])
+
+
+def test_an_empty_folder_says_so(tmp_path, capsys):
+    assert main(["published", str(tmp_path)]) == 6
+    assert "no .csv file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"cp": "2"}, "context parallelism"),
+        ({"vpp": "2"}, "virtual stages"),
+        ({"ep": "8"}, "expert parallelism"),
+        ({"n_experts": "8"}, "experts"),
+        ({"precision": "fp8"}, "precision fp8"),
+        ({"notes": "TRAP: unit"}, "marked TRAP"),
+        ({"n_heads": ""}, "heads not stated"),
+    ],
+)
+def test_rows_left_out_by_reading(tmp_path, change, reason):
+    assert reasons(tmp_path, change) == [reason]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"gpu": "TPU"}, "no accelerator TPU"),
+        ({"dp": "3"}, "ranks are not dp x tp x pp"),
+        ({"global_batch": "17"}, "global batch does not divide"),
+        ({"recompute": "", "n_gpus": "64", "dp": "16", "global_batch": "64"}, "not stated"),
+        ({"n_layers": "5"}, "stages are uneven"),
+        ({"micro_batch": ""}, "microbatch"),
+    ],
+)
+def test_rows_left_out_by_system(tmp_path, change, reason):
+    ((_, row),) = read_rows(write(tmp_path / "vtrain.csv", change))
+    with pytest.raises(Skip, match=reason):
+        run_of(row)
+
+
+@pytest.mark.parametrize("text", ["id\nx\n", "id,model\n\xff"])
+def test_a_file_of_another_kind_is_an_error(tmp_path, text):
+    path = tmp_path / "vtrain.csv"
+    path.write_text(text, encoding="latin-1")
+    with pytest.raises(InputError):
+        list(read_rows(path))
+
+
+def test_a_number_that_is_none_names_the_line(tmp_path):
+    with pytest.raises(InputError, match=r"vtrain.csv:3: tp is 'two'"):
+        list(read_rows(write(tmp_path / "vtrain.csv", {}, {"tp": "two"})))
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("NVSwitch; 800 Gb/s per 8-GPU node", 800e9 / 64 * 0.97),
+        ("4x100Gb/s Omni-Path per node", 400e9 / 64 * 0.97),
+        ("1600Gb/s RoCE per node", 1600e9 / 64 * 0.75),
+        ("NVLink4 8-GPU + 400Gb/s per GPU", 400e9 / 8 * 0.97),
+    ],
+)
+def test_network_as_stated(tmp_path, text, rate):
+    change = {"interconnect": text, "n_gpus": "16", "gpus_per_node": "8", "dp": "4"}
+    ((_, row),) = read_rows(write(tmp_path / "vtrain.csv", change))
+    assert run_of(row).cluster.inter.bandwidth == pytest.approx(rate)
+
+
+def test_stages_of_a_pinned_run_are_even(tmp_path):
+    ((_, row),) = read_rows(write(tmp_path / "vtrain.csv", {}))
+    run = run_of(row)
+    assert run.cut.ranges == ((0, 3), (3, 6))  # embedding, 2 layers; 2 layers, head
+    # DeepSpeed counts embedding and head as layers where layers alone don't divide.
+    assert run_of(replace(row, pp=4, tp=1, layers=6)).cut.ranges == ((0, 2), (2, 4), (4, 6), (6, 8))
+
+
+@pytest.fixture(scope="module")
+def layer():
+    sizes = {"hidden": 256, "layers": 4, "heads": 8, "ffn": 1024, "vocab": 512, "positions": 64}
+    graph = capture(load_model(str(DECODER), overrides=sizes), seq_len=64, dtype="float16").at(2)
+    return max(graph.classes, key=lambda block: len(block.ops))
+
+
+@pytest.mark.parametrize(
+    ("boundary", "forward", "backward"),
+    [
+        (Replicate(), {CollectiveKind.ALL_REDUCE: 2}, {CollectiveKind.ALL_REDUCE: 2}),
+        (
+            Shard(1),
+            {CollectiveKind.ALL_GATHER: 2, CollectiveKind.REDUCE_SCATTER: 2},
+            {CollectiveKind.ALL_GATHER: 2, CollectiveKind.REDUCE_SCATTER: 2},
+        ),
+    ],
+)
+def test_megatron_layer_has_its_collectives(layer, boundary, forward, backward):
+    """Two all_reduces each way (arXiv 1909.08053); gathers and scatters with sequence sharding."""
+    cluster = load_cluster("8xa100")
+    group = tp_group(4, cluster)
+    chosen = megatron_strategies(layer, group, cluster, boundary)
+    calls = collectives(layer, chosen, (boundary,), (boundary,), group, cluster)
+    for wanted, is_backward in ((forward, False), (backward, True)):
+        kinds = [call.kind for call in calls if call.backward is is_backward]
+        assert {kind: kinds.count(kind) for kind in kinds} == wanted
