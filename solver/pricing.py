@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autoplan.costs.collectives import collective_time
-from autoplan.costs.compute import memory_time, op_time
+from autoplan.costs.compute import op_time
 from autoplan.costs.data_parallel import data_parallel_times
 from autoplan.costs.memory import (
     BlockMemory,
@@ -22,7 +22,7 @@ from autoplan.costs.memory import (
     state_bytes,
     unit_bytes,
 )
-from autoplan.costs.step import BlockTime, StageTime, optimizer_bytes, stage_time
+from autoplan.costs.step import BlockTime, StageTime, stage_time, update_traffic
 from autoplan.ir.graph import BlockClass, BlockInstance, Graph, dtype_size
 from autoplan.ir.hardware import Cluster
 from autoplan.ir.mesh import Group, MeshAxis
@@ -148,7 +148,7 @@ def parameter_time(
     The latter as if nothing hid it, so this is the most that a byte may cost.
     """
     elements = 2**28
-    moved = optimizer_bytes(
+    moved = update_traffic(
         elements,
         zero=configuration.zero,
         dp_shard=configuration.mesh.dp_shard,
@@ -166,7 +166,7 @@ def parameter_time(
     sums = times.reduce + times.publish + times.gather
     if configuration.zero >= 2 and not configuration.pipelined:
         sums *= configuration.microbatches
-    return (memory_time(moved, cluster.accelerator) + sums) / (elements * itemsize)
+    return (moved.seconds(cluster.accelerator) + sums) / (elements * itemsize)
 
 
 def shared_costs(graph: Graph, cluster: Cluster) -> tuple[float, int]:
@@ -461,14 +461,14 @@ def _optimizer_times(
                 if fqn not in held and trainable[fqn]:
                     numel += count
                 held.add(fqn)
-        moved = optimizer_bytes(
+        moved = update_traffic(
             numel,
             zero=configuration.zero,
             dp_shard=configuration.mesh.dp_shard,
             itemsize=dtype_size(graph.dtype),
             adam=adam,
         )
-        seconds.append(memory_time(moved, accelerator))
+        seconds.append(moved.seconds(accelerator))
     return seconds
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autoplan.costs.collectives import collective_time
-from autoplan.costs.compute import memory_time
+from autoplan.costs.compute import update_time
 from autoplan.ir.hardware import Cluster
 from autoplan.ir.mesh import Mesh, MeshAxis
 from autoplan.ir.placement import CollectiveKind
@@ -67,7 +67,7 @@ def data_parallel_times(
     held = trainable * itemsize if zero <= 1 else trainable * 4
     if zero >= 2 and mesh.pp == 1:
         held //= mesh.dp_shard
-    accumulate = memory_time(3 * held, cluster.accelerator)  # two read, one written
+    accumulate = update_time(3 * held, cluster.accelerator)  # two read, one written
     if mesh.dp == 1 or numel == 0:
         return DataParallelTimes(gather=0.0, reduce=0.0, publish=0.0, accumulate=accumulate)
     node = cluster.ranks_per_node
