@@ -29,7 +29,7 @@ from autoplan.ir.mesh import Group, MeshAxis
 from autoplan.ir.placement import CollectiveKind, Replicate
 from autoplan.ir.strategy import OpStrategy
 from autoplan.schedules import in_flight
-from autoplan.simulate import simulate_pipeline
+from autoplan.simulate import Messages, simulate_pipeline
 from autoplan.solver.blocks import ModelPoint
 from autoplan.solver.inter import ChainItem, StageCut, cut_stages
 from autoplan.solver.space import Configuration
@@ -80,6 +80,9 @@ class Overflow:
     configuration: Configuration
     peak_memory: int
     memory: StageMemory
+
+
+_SCALAR = 8  # bytes: float64
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,7 +414,12 @@ def _finish(
         backward = [time.backward for time in times]
         crossing = [sends[last - 1] for _, last in cut.ranges[:-1]]
         timeline = simulate_pipeline(
-            configuration.schedule, forward, backward, crossing, microbatches
+            configuration.schedule,
+            forward,
+            backward,
+            crossing,
+            microbatches,
+            messages=Messages.AWAITED,
         )
         silent = simulate_pipeline(
             configuration.schedule, forward, backward, [0.0] * len(crossing), microbatches
@@ -426,7 +434,7 @@ def _finish(
     ]
     # Clipping by the global norm makes every rank wait for the last gradient.
     synced = max(finishes)
-    optimizer = max(updates)
+    optimizer = max(updates) + _scalar_time(configuration, cluster)
     return Priced(
         configuration=configuration,
         point=point,
@@ -438,6 +446,19 @@ def _finish(
         pipeline_time=makespan,
         unsent_pipeline_time=unsent,
         optimizer=optimizer,
+    )
+
+
+def _scalar_time(configuration: Configuration, cluster: Cluster) -> float:
+    """Seconds of the sums of single numbers a step: the gradients' norm, and the loss."""
+    mesh, sizes = configuration.mesh, cluster.sizes
+    summed = [MeshAxis.TP, MeshAxis.PP, MeshAxis.PP]
+    groups = [mesh.group(axis, sizes) for axis in summed]
+    if configuration.zero >= 2:
+        groups.append(mesh.group(MeshAxis.DP_SHARD, sizes))
+    groups.append(mesh.group(MeshAxis.DP_REPLICATE, sizes, through=MeshAxis.DP_SHARD))
+    return sum(
+        collective_time(CollectiveKind.ALL_REDUCE, _SCALAR, group, cluster) for group in groups
     )
 
 
