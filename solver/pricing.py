@@ -25,7 +25,7 @@ from autoplan.costs.memory import (
 from autoplan.costs.step import BlockTime, StageTime, stage_time, update_traffic
 from autoplan.ir.graph import BlockClass, BlockInstance, Graph, dtype_size
 from autoplan.ir.hardware import Cluster
-from autoplan.ir.mesh import Group, MeshAxis
+from autoplan.ir.mesh import MeshAxis
 from autoplan.ir.placement import CollectiveKind, Replicate
 from autoplan.ir.strategy import OpStrategy
 from autoplan.schedules import in_flight
@@ -374,7 +374,7 @@ def _partial_grad_time(
         partial = set(point.costs[instance.block_class].partial_grads)
         held = point.costs[instance.block_class].parameters
         elements += sum(count for name, count, _ in held if name in partial)
-    group = configuration.mesh.group(MeshAxis.TP, cluster.ranks_per_node)
+    group = configuration.mesh.group(MeshAxis.TP, cluster.sizes)
     size = int(elements * configuration.gradient_bytes(itemsize))
     return collective_time(CollectiveKind.ALL_REDUCE, size, group, cluster)
 
@@ -385,8 +385,8 @@ def _send_times(
     """Seconds to send each block's boundary to the next stage, for one microbatch."""
     if not configuration.pipelined:
         return []
-    whole = configuration.mesh.group(MeshAxis.PP, cluster.ranks_per_node)
-    pair = Group(2, 2 if whole.per_node == whole.ranks else 1)
+    whole = configuration.mesh.group(MeshAxis.PP, cluster.sizes)
+    pair = whole.pair()
     return [
         collective_time(
             CollectiveKind.P2P, point.costs[receiver.block_class].boundary, pair, cluster
@@ -510,11 +510,11 @@ def _tied_time(
             counts.update(_local_counts(point, instance))
             for fqn in instance.parameters:
                 stages_of[fqn].add(stage)
-    whole = configuration.mesh.group(MeshAxis.PP, cluster.ranks_per_node)
+    whole = configuration.mesh.group(MeshAxis.PP, cluster.sizes)
     seconds = 0.0
     for fqn, held in stages_of.items():
         if len(held) > 1:
             size = int(counts[fqn] * configuration.gradient_bytes(dtype_size(graph.dtype)))
-            group = Group(len(held), len(held) if whole.per_node == whole.ranks else 1)
+            group = whole.of_size(len(held))
             seconds += collective_time(CollectiveKind.ALL_REDUCE, size, group, cluster)
     return seconds
