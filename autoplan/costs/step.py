@@ -69,6 +69,7 @@ def stage_time(
     forward = shared
     backward = shared * again
     summing = later * sum(b.data_parallel.accumulate for b in blocks)
+    copies_forward = copies_backward = 0.0
     compute = shared + summing + sum(b.forward + b.backward for b in blocks)
     redone = shared * again + again * sum(b.forward + b.tp_forward for b in blocks)
     exposed_tp = sum(b.tp_forward + b.tp_backward for b in blocks)
@@ -78,11 +79,16 @@ def stage_time(
         work_f = block.forward + block.tp_forward
         work_b = block.backward + block.tp_backward + again * work_f + later * times.accumulate
         net_f = net_b = 0.0
+        copied_f = copied_b = 0.0
         if zero >= 2 and not pipelined:
             net_f = times.gather
             net_b = times.reduce + (times.gather if zero == 3 else 0.0)
+            copied_f = times.unpack
+            copied_b = times.pack + (times.unpack if zero == 3 else 0.0)
         elif zero == 3:
-            net_f = times.gather
+            net_f, copied_f = times.gather, times.unpack
+        work_f, work_b = work_f + copied_f, work_b + copied_b
+        copies_forward, copies_backward = copies_forward + copied_f, copies_backward + copied_b
         forward += max(work_f, net_f)
         backward += max(work_b, net_b)
         hidden_forward += work_f
@@ -96,15 +102,19 @@ def stage_time(
             # DDP reduces buckets during the last backward; nothing hides the last bucket.
             last = blocks[0].data_parallel.reduce
             tail = (max(last, reduce - hidden_backward) if overlaps else reduce) + publish
+            tail += sum(b.data_parallel.pack for b in blocks)
         elif pipelined:
             gather = sum(b.data_parallel.gather for b in blocks)
             tail = reduce + max(0.0, gather - hidden_forward if zero == 2 else 0.0)
+            tail += sum(b.data_parallel.pack for b in blocks)
+            if zero == 2:
+                tail += sum(b.data_parallel.unpack for b in blocks)
         else:
             tail = blocks[0].data_parallel.gather + blocks[0].data_parallel.reduce
     return StageTime(
         forward=forward,
         backward=backward,
-        compute=compute * microbatches,
+        compute=(compute + copies_forward + copies_backward) * microbatches,
         recompute=redone * microbatches,
         exposed_tp=exposed_tp * microbatches,
         exposed_dp=exposed * microbatches,
