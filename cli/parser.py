@@ -54,6 +54,7 @@ COMMANDS = {
     "emit": "write the program of a plan",
     "verify": "run a program on CPU ranks and compare with the unsharded model",
     "profile": "measure this machine's CPU as a cluster",
+    "calibrate": "correct predictions by the step log of a run",
     "hardware": "list the accelerators of the catalogue, or show one",
     "env": "print versions and settings for a bug report",
 }
@@ -143,6 +144,7 @@ def build_parser() -> tuple[_Parser, dict[str, _Parser]]:
         "emit": _emit,
         "verify": _verify,
         "profile": _profile,
+        "calibrate": _calibrate,
         "hardware": _hardware,
         "env": _env,
     }
@@ -207,7 +209,7 @@ def _solve(parser: argparse.ArgumentParser) -> None:
         help="default: adamw",
     )
     work.add_argument(
-        "--profile", type=Path, metavar="FILE", help="measured profile (autoplan profile)"
+        "--profile", type=Path, metavar="FILE", help="of autoplan profile or calibrate"
     )
     work.add_argument(
         "--set",
@@ -321,6 +323,19 @@ def _profile(parser: argparse.ArgumentParser) -> None:
         "-o", dest="output", type=Path, required=True, metavar="FILE", help="profile to write"
     )
     parser.add_argument("--quick", action="store_true", help="fewer sizes and repeats")
+
+
+def _calibrate(parser: argparse.ArgumentParser) -> None:
+    _plan(parser)
+    parser.add_argument(
+        "log", type=Path, metavar="LOG", help="step log of its run (train.py --log-file)"
+    )
+    parser.add_argument(
+        "--profile",
+        type=Path,
+        metavar="FILE",
+        help="file to update (default: the plan's profile, else calibration.json beside it)",
+    )
 
 
 def _hardware(parser: argparse.ArgumentParser) -> None:

@@ -27,6 +27,8 @@ def run(args: argparse.Namespace) -> Outcome:
     """Solve, and write the program when ``-o`` is given."""
     from autoplan.capture import capture, load_model
     from autoplan.profiles import load_cluster
+    from autoplan.profiles.calibration import load_residuals
+    from autoplan.profiles.residuals import calibrate_plan
     from autoplan.report.summary import plan_summary
     from autoplan.solver.search import solve
 
@@ -69,6 +71,10 @@ def run(args: argparse.Namespace) -> Outcome:
             progress("other microbatches do other work: tracing and solving each size")
             plan = search()
         solved_at = time.perf_counter()
+        if args.profile is not None:
+            plan = calibrate_plan(
+                plan.model_copy(update={"profile": str(args.profile)}), load_residuals(args.profile)
+            )
         if args.output is not None:
             progress("writing the program")
             write_program(plan, args.output)

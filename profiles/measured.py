@@ -26,6 +26,7 @@ from autoplan.ir.hardware import (
 )
 from autoplan.ir.placement import CollectiveKind
 from autoplan.profiles.catalogue import accelerator_file
+from autoplan.profiles.residuals import Residual
 from autoplan.profiles.schema import ByteCount, Record, Seconds, read_record
 
 __all__ = [
@@ -98,6 +99,7 @@ class MeasuredProfile(Record):
     copies: Annotated[tuple[CopyTiming, ...], Field(min_length=1)]
     attention: AttentionTiming
     collectives: tuple[CollectiveTiming, ...]
+    residuals: tuple[Residual, ...] = ()
 
     @model_validator(mode="after")
     def _check(self) -> MeasuredProfile:

@@ -14,6 +14,7 @@ __all__ = [
     "BaselineRecord",
     "BlockClassRecord",
     "BufferRecord",
+    "CalibrationRecord",
     "CandidateRecord",
     "ClusterRecord",
     "GraphRecord",
@@ -336,8 +337,24 @@ class PredictionRecord(_Record):
     stages: tuple[MemoryRecord, ...]
 
 
+class CalibrationRecord(_Record):
+    """The prediction corrected by runs: measured over predicted, of ``runs`` runs.
+
+    ``basis`` says what was run: this plan itself, or others of its model, axes and hardware.
+    ``memory_ratio`` is None where runs say nothing of it. The plan's prediction
+    stays the model's own.
+    """
+
+    basis: Literal["plan", "model"]
+    runs: int = Field(ge=1)
+    step_time_ratio: float = Field(gt=0)
+    memory_ratio: float | None = Field(default=None, gt=0)
+    step_time: float = Field(gt=0)
+    peak_memory: int = Field(ge=0)
+
+
 class Plan(_Record):
-    """A parallel plan."""
+    """A parallel plan; ``profile`` is the file its hardware numbers or residuals came from."""
 
     schema_version: Literal[1] = 1
     autoplan_version: Text
@@ -354,6 +371,8 @@ class Plan(_Record):
     considered: tuple[CandidateRecord, ...]
     pins: tuple[PinRecord, ...] = ()
     notes: tuple[Text, ...] = ()
+    profile: Text = ""
+    calibration: CalibrationRecord | None = None
 
     def __str__(self) -> str:
         axes = (

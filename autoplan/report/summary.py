@@ -47,6 +47,10 @@ def plan_summary(
         "flop_per_step": prediction.flop_per_step,
         "peak_memory": prediction.peak_memory,
         "memory_limit": prediction.memory_limit,
+        "profile": plan.profile,
+        "calibration": None
+        if plan.calibration is None
+        else plan.calibration.model_dump(mode="json"),
         "mesh": plan.mesh.model_dump(mode="json"),
         "pipeline": {
             "schedule": plan.pipeline.schedule,

@@ -22,6 +22,7 @@ import torch
 import autoplan
 from autoplan.errors import AutoplanError, UsageError
 from autoplan.profiles.measured import MeasuredProfile
+from autoplan.profiles.schema import write_record
 
 __all__ = ["measure_cpu", "write_profile"]
 
@@ -66,16 +67,7 @@ def measure_cpu(
 
 def write_profile(profile: MeasuredProfile, path: Path) -> None:
     """Write a profile as JSON; readers never see half of it."""
-    text = profile.model_dump_json(indent=2) + "\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_record(profile, path)
 
 
 def _silent(text: str) -> None:
