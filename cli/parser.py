@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from autoplan._version import __version__
 from autoplan.errors import UsageError
-from autoplan.units import parse_bytes
+from autoplan.units import parse_bytes, parse_sample_rate
 
 __all__ = ["COMMANDS", "build_parser", "parse"]
 
@@ -53,7 +53,7 @@ COMMANDS = {
     "check": "validate a plan file again, without solver or torch",
     "emit": "write the program of a plan",
     "verify": "run a program on CPU ranks and compare with the unsharded model",
-    "profile": "measure this machine's CPU as a cluster",
+    "profile": "measure this machine's CPU as a cluster, or a data loader",
     "calibrate": "correct predictions by the step log of a run",
     "hardware": "list the accelerators of the catalogue, or show one",
     "env": "print versions and settings for a bug report",
@@ -212,6 +212,13 @@ def _solve(parser: argparse.ArgumentParser) -> None:
         "--profile", type=Path, metavar="FILE", help="of autoplan profile or calibrate"
     )
     work.add_argument(
+        "--loader-rate",
+        type=_loader_rate,
+        metavar="RATE",
+        help='what the loaders of one node give, e.g. "1200 samples/s", or a file of '
+        "autoplan profile --loader",
+    )
+    work.add_argument(
         "--set",
         action="append",
         type=_assignment,
@@ -318,7 +325,16 @@ def _verify(parser: argparse.ArgumentParser) -> None:
 
 
 def _profile(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--cluster", required=True, metavar="cpu:N", help="ranks to measure")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--cluster", metavar="cpu:N", help="ranks to measure")
+    what.add_argument(
+        "--loader",
+        metavar="FILE.py:FACTORY",
+        help="function that returns a DataLoader, whose samples/s to measure",
+    )
+    parser.add_argument(
+        "--workers", type=_count, metavar="W", help="num_workers, passed to the loader's factory"
+    )
     parser.add_argument(
         "-o", dest="output", type=Path, required=True, metavar="FILE", help="profile to write"
     )
@@ -363,6 +379,12 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+    return int(text)
+
+
 def _seconds(text: str) -> float:
     try:
         value = float(text)
@@ -381,6 +403,18 @@ def _size(text: str) -> int:
     if size < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is less than one byte")
     return size
+
+
+def _loader_rate(text: str) -> float | Path:
+    if text.lower().endswith(".json"):
+        return Path(text)
+    try:
+        rate = parse_sample_rate(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}, or name a .json file") from error
+    if not 0.0 < rate < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
+    return rate
 
 
 def _assignment(text: str) -> tuple[str, str]:

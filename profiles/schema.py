@@ -42,6 +42,7 @@ __all__ = [
     "Seconds",
     "TilesFigure",
     "first_error",
+    "quantity",
     "read_record",
     "write_record",
 ]
@@ -50,7 +51,9 @@ T = TypeVar("T")
 R = TypeVar("R", bound=BaseModel)
 
 
-def _quantity(parse: Callable[[str], float]) -> BeforeValidator:
+def quantity(parse: Callable[[str], float]) -> BeforeValidator:
+    """Validator of text with a unit, by the parser of that unit."""
+
     def validate(value: object) -> float:
         if not isinstance(value, str):
             raise ValueError("a quantity is text with its unit, e.g. '80 GB' or '12 us'")
@@ -63,17 +66,17 @@ def _quantity(parse: Callable[[str], float]) -> BeforeValidator:
 
 
 ByteCount = Annotated[
-    int, _quantity(parse_bytes), Field(ge=0), PlainSerializer(lambda value: f"{value} B")
+    int, quantity(parse_bytes), Field(ge=0), PlainSerializer(lambda value: f"{value} B")
 ]
 Bandwidth = Annotated[
-    float, _quantity(parse_bandwidth), Field(gt=0), PlainSerializer(lambda value: f"{value!r} B/s")
+    float, quantity(parse_bandwidth), Field(gt=0), PlainSerializer(lambda value: f"{value!r} B/s")
 ]
 Seconds = Annotated[
-    float, _quantity(parse_time), Field(gt=0), PlainSerializer(lambda value: f"{value!r} s")
+    float, quantity(parse_time), Field(gt=0), PlainSerializer(lambda value: f"{value!r} s")
 ]
 FlopRate = Annotated[
     float,
-    _quantity(parse_flop_rate),
+    quantity(parse_flop_rate),
     Field(gt=0),
     PlainSerializer(lambda value: f"{value / 1e9!r} GFLOP/s"),
 ]

@@ -20,6 +20,7 @@ __all__ = [
     "GraphRecord",
     "InitRecord",
     "InnerRecord",
+    "InputRecord",
     "InstanceRecord",
     "Json",
     "MemoryRecord",
@@ -353,6 +354,14 @@ class CalibrationRecord(_Record):
     peak_memory: int = Field(ge=0)
 
 
+class InputRecord(_Record):
+    """What a node's loaders give, in samples/s, and the seconds a step's input then takes."""
+
+    rate_per_node: float = Field(gt=0)
+    step_time: float = Field(gt=0)
+    source: Text
+
+
 class Plan(_Record):
     """A parallel plan; ``profile`` is the file its hardware numbers or residuals came from."""
 
@@ -373,6 +382,18 @@ class Plan(_Record):
     notes: tuple[Text, ...] = ()
     profile: Text = ""
     calibration: CalibrationRecord | None = None
+    input: InputRecord | None = None
+
+    @property
+    def expected_step_time(self) -> float:
+        """Seconds of a step without waiting for input: as predicted, corrected by runs if any."""
+        calibration = self.calibration
+        return self.prediction.step_time if calibration is None else calibration.step_time
+
+    @property
+    def is_input_bound(self) -> bool:
+        """Whether a step's input takes longer than the step."""
+        return self.input is not None and self.input.step_time > self.expected_step_time
 
     def __str__(self) -> str:
         axes = (

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from autoplan.ir.plan import Plan
 from autoplan.report.sharding import block_sharding, padded_parameters
-from autoplan.report.summary import provenance_counts
+from autoplan.report.summary import input_message, provenance_counts
 from autoplan.units import format_bytes, format_count, format_time
 
 __all__ = ["print_report", "report_lines"]
@@ -148,7 +148,10 @@ def _answer(
     plan: Plan, glyphs: _Glyphs, capture_time: float | None, solve_time: float | None
 ) -> list[str]:
     prediction, calibration = plan.prediction, plan.calibration
-    ratio = 1.0 if calibration is None else calibration.step_time_ratio
+    step_time = plan.expected_step_time
+    if plan.input is not None:
+        step_time = max(step_time, plan.input.step_time)
+    ratio = step_time / prediction.step_time
     rate = (
         f"{format_count(prediction.tokens_per_second / ratio)} tokens/s"
         if plan.workload.seq_len
@@ -176,11 +179,12 @@ def _answer(
     return [
         _row(
             "step time",
-            format_time(prediction.step_time * ratio),
+            format_time(step_time),
             rate,
             f"MFU {prediction.mfu / ratio:.1%}",
         ),
         *_calibrated(plan),
+        *_input(plan),
         _row("memory", f"{peak} of {format_bytes(prediction.memory_limit)} on the fullest rank"),
         _row("optimality", optimality),
         *([_row("", ended)] if ended else []),
@@ -199,6 +203,11 @@ def _calibrated(plan: Plan) -> list[str]:
         alone = f"the model alone says {format_bytes(plan.prediction.peak_memory)}"
         lines.append(_row("", f"memory x{calibration.memory_ratio:.3g} too; {alone}"))
     return lines
+
+
+def _input(plan: Plan) -> list[str]:
+    message = input_message(plan)
+    return [_row("input", message)] if message else []
 
 
 def _mesh(plan: Plan, glyphs: _Glyphs) -> list[str]:
