@@ -55,7 +55,7 @@ COMMANDS = {
     "verify": "run a program on CPU ranks and compare with the unsharded model",
     "profile": "measure this machine's CPU as a cluster, or a data loader",
     "calibrate": "correct predictions by the step log of a run",
-    "hardware": "list the accelerators of the catalogue, or show one",
+    "hardware": "list the accelerators of the catalogue, or show one with its sources",
     "env": "print versions and settings for a bug report",
 }
 
@@ -355,7 +355,12 @@ def _calibrate(parser: argparse.ArgumentParser) -> None:
 
 
 def _hardware(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", metavar="NAME", help="accelerator, e.g. h100")
+    parser.add_argument(
+        "what",
+        nargs="*",
+        metavar="list | show NAME",
+        help="NAME: accelerator (h100), network, or the file of a profile; show may be left out",
+    )
 
 
 def _env(parser: argparse.ArgumentParser) -> None:
