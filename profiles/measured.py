@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PlainSerializer, model_validator
 
 from autoplan.errors import InputError
 from autoplan.ir.hardware import (
@@ -21,13 +21,15 @@ from autoplan.ir.hardware import (
     CollectiveCurve,
     Curve,
     Link,
+    MeasuredOperators,
     Provenance,
     Source,
 )
 from autoplan.ir.placement import CollectiveKind
 from autoplan.profiles.catalogue import accelerator_file
 from autoplan.profiles.residuals import Residual
-from autoplan.profiles.schema import ByteCount, Record, Seconds, read_record
+from autoplan.profiles.schema import ByteCount, Record, Seconds, quantity, read_record
+from autoplan.units import parse_time
 
 __all__ = [
     "AttentionTiming",
@@ -35,13 +37,18 @@ __all__ = [
     "CopyTiming",
     "MatmulTiming",
     "MeasuredProfile",
+    "OperatorTiming",
     "apply_profile",
     "load_profile",
     "measured_accelerator",
     "measured_link",
+    "measured_operators",
 ]
 
 Count = Annotated[int, Field(ge=1, le=10**15)]
+MaybeNoTime = Annotated[
+    float, quantity(parse_time), Field(ge=0), PlainSerializer(lambda value: f"{value!r} s")
+]
 
 
 class MatmulTiming(Record):
@@ -82,6 +89,27 @@ class CollectiveTiming(Record):
     time: Seconds
 
 
+class OperatorTiming(Record):
+    """One operator on one rank by its signature (`costs.signature`), or why it has no timing.
+
+    ``spread`` is the distance from the 10th to the 90th percentile of ``repeats`` timings,
+    relative to their median.
+    """
+
+    signature: Annotated[str, Field(min_length=3)]
+    forward: MaybeNoTime = 0.0
+    backward: MaybeNoTime = 0.0
+    spread: Annotated[float, Field(ge=0)] = 0.0
+    repeats: Annotated[int, Field(ge=0)] = 0
+    failure: str = ""
+
+    @model_validator(mode="after")
+    def _check(self) -> OperatorTiming:
+        if not self.failure and not self.repeats:
+            raise ValueError(f"{self.signature[:60]} has neither timings nor a failure")
+        return self
+
+
 class MeasuredProfile(Record):
     """What was measured on one machine, and on what machine."""
 
@@ -100,6 +128,7 @@ class MeasuredProfile(Record):
     attention: AttentionTiming
     collectives: tuple[CollectiveTiming, ...]
     residuals: tuple[Residual, ...] = ()
+    operators: tuple[OperatorTiming, ...] = ()
 
     @model_validator(mode="after")
     def _check(self) -> MeasuredProfile:
@@ -184,8 +213,15 @@ def measured_accelerator(profile: MeasuredProfile, base: Accelerator) -> Acceler
         memory_bandwidth=bandwidth,
         memory_efficiency=Curve(tuple(sorted(copies.items()))),
         kernel_latency=latency,
+        operators=measured_operators(profile),
         sources=(*(Source(field, Provenance.MEASURED, said) for field in measured), *kept),
     )
+
+
+def measured_operators(profile: MeasuredProfile) -> MeasuredOperators | None:
+    """The profile's operators that could be timed; None where there are none."""
+    timed = {o.signature: (o.forward, o.backward) for o in profile.operators if not o.failure}
+    return MeasuredOperators(timed) if timed else None
 
 
 def measured_link(profile: MeasuredProfile, base: Link) -> Link:

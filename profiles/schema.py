@@ -52,7 +52,7 @@ R = TypeVar("R", bound=BaseModel)
 
 
 def quantity(parse: Callable[[str], float]) -> BeforeValidator:
-    """Validator of text with a unit, by the parser of that unit."""
+    """Validator of a number that files hold as text with its unit."""
 
     def validate(value: object) -> float:
         if not isinstance(value, str):

@@ -85,7 +85,12 @@ class Roofline:
 
 
 def roofline(graph: Graph, accelerator: Accelerator) -> Roofline:
-    """Least work of the chain of a graph: products at the best rate, results written once."""
+    """Least work of the chain of a graph: products at the best rate, results written once.
+
+    Nothing where operators were measured: no peak is known that none of them beats.
+    """
+    if accelerator.operators is not None:
+        return Roofline(forward=0.0, backward=0.0, forward_latency=0.0, backward_latency=0.0)
     rate = max((peak for _, peak in accelerator.matmul_peak), default=math.inf)
     rate *= max(1.0, *(share for _, share in accelerator.matmul_efficiency.points))
     bandwidth = accelerator.memory_bandwidth

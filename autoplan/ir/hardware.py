@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -14,6 +15,7 @@ __all__ = [
     "Curve",
     "Link",
     "MatmulTiles",
+    "MeasuredOperators",
     "Provenance",
     "Source",
 ]
@@ -70,6 +72,20 @@ class MatmulTiles:
     overhead: float
 
 
+class MeasuredOperators:
+    """Seconds (forward, backward) of operators by `costs.signature`; equal only to itself."""
+
+    def __init__(self, seconds: Mapping[str, tuple[float, float]]) -> None:
+        self._seconds = dict(seconds)
+
+    def find(self, signature: str) -> tuple[float, float] | None:
+        """Seconds of an operator, or None where it was not measured."""
+        return self._seconds.get(signature)
+
+    def __len__(self) -> int:
+        return len(self._seconds)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator:
     """One rank's device.
@@ -83,7 +99,7 @@ class Accelerator:
     takes whatever its size; ``dispatch_latency`` is what the host needs to issue one operator,
     which hides behind the device's work unless that is shorter. ``reserved`` is bytes of
     ``memory`` that a training job can't use (context, allocator); ``fragmentation`` is the
-    fraction of usable memory lost to fragmentation.
+    fraction of usable memory lost to fragmentation. ``operators`` are those that were measured.
     """
 
     name: str
@@ -100,6 +116,7 @@ class Accelerator:
     dispatch_latency: float = 0.0
     unaligned_matmul: float = 1.0
     matmul_tiles: MatmulTiles | None = None
+    operators: MeasuredOperators | None = None
 
     @property
     def usable_memory(self) -> int:
