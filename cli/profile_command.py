@@ -23,7 +23,11 @@ _NOISY = 0.25  # relative spread beyond which a timing is told to be noisy
 
 
 def run(args: argparse.Namespace) -> Outcome:
-    """Measure the rates of ``cpu:N`` and, with a model, its operators; write the profile."""
+    """Measure ``cpu:N`` and, with a model, its operators, or a loader; write the file."""
+    if args.loader is not None:
+        return _loader(args)
+    if args.workers is not None:
+        raise UsageError("--workers is of a loader", hint="give --loader file.py:factory too")
     match = re.fullmatch(r"cpu:([1-9]\d{0,2})", args.cluster)
     if match is None:
         raise UsageError(
@@ -73,6 +77,28 @@ def run(args: argparse.Namespace) -> Outcome:
         stream.write("\n".join(lines) + "\n")
 
     return Outcome(document=document, render=render)
+
+
+def _loader(args: argparse.Namespace) -> Outcome:
+    if args.model:
+        raise UsageError("--loader measures a loader alone", hint=f"leave {args.model} out")
+    output: Path = args.output
+    _require_writable(output)
+
+    from autoplan.profiles.measure.loader import measure_loader
+    from autoplan.profiles.schema import write_record
+
+    file = measure_loader(args.loader, workers=args.workers, duration=1.0 if args.quick else 3.0)
+    write_record(file, output)
+
+    def render(stream: TextIO) -> None:
+        stream.write(
+            f"{output}: {file.rate:.4g} samples/s with {file.workers} workers "
+            f"({file.samples} samples, nothing else at work)\n"
+            f"next: autoplan solve MODEL --cluster SPEC --global-batch N --loader-rate {output}\n"
+        )
+
+    return Outcome(document=file.model_dump(mode="json"), render=render)
 
 
 def _operator_lines(

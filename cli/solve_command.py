@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from autoplan.cli.input_rate import loader_rate, with_input
 from autoplan.cli.outcome import Outcome, Progress
 from autoplan.errors import UsageError
 from autoplan.ir.hardware import Cluster
@@ -27,9 +28,12 @@ def run(args: argparse.Namespace) -> Outcome:
     """Solve, and write the program when ``-o`` is given."""
     from autoplan.capture import capture, load_model
     from autoplan.profiles import load_cluster
+    from autoplan.profiles.calibration import load_residuals
+    from autoplan.profiles.residuals import calibrate_plan
     from autoplan.report.summary import plan_summary
     from autoplan.solver.search import solve
 
+    given = None if args.loader_rate is None else loader_rate(args.loader_rate)
     progress = Progress(quiet=args.quiet, verbose=args.verbose > 0)
     cluster = load_cluster(args.cluster, profile=args.profile)
     if args.output is not None:
@@ -69,6 +73,12 @@ def run(args: argparse.Namespace) -> Outcome:
             progress("other microbatches do other work: tracing and solving each size")
             plan = search()
         solved_at = time.perf_counter()
+        if args.profile is not None:
+            plan = calibrate_plan(
+                plan.model_copy(update={"profile": str(args.profile)}), load_residuals(args.profile)
+            )
+        if given is not None:
+            plan = with_input(plan, *given)
         if args.output is not None:
             progress("writing the program")
             write_program(plan, args.output)

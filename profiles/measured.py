@@ -27,6 +27,7 @@ from autoplan.ir.hardware import (
 )
 from autoplan.ir.placement import CollectiveKind
 from autoplan.profiles.catalogue import accelerator_file
+from autoplan.profiles.residuals import Residual
 from autoplan.profiles.schema import ByteCount, Record, Seconds, quantity, read_record
 from autoplan.units import parse_time
 
@@ -130,6 +131,7 @@ class MeasuredProfile(Record):
     attention: AttentionTiming
     collectives: tuple[CollectiveTiming, ...]
     updates: tuple[CopyTiming, ...] = ()
+    residuals: tuple[Residual, ...] = ()
     operators: tuple[OperatorTiming, ...] = ()
 
     @model_validator(mode="after")

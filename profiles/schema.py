@@ -7,6 +7,8 @@ told apart by ``kind``. A `ClusterFile` is what a user writes to describe an own
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Generic, Literal, TypeVar
@@ -43,6 +45,7 @@ __all__ = [
     "first_error",
     "quantity",
     "read_record",
+    "write_record",
 ]
 
 T = TypeVar("T")
@@ -294,3 +297,17 @@ def read_record(path: Path, record: type[R], what: str, *, hint: str = "") -> R:
         return record.model_validate(data)
     except ValidationError as error:
         raise InputError(f"{path}: {what}: {first_error(error)}", hint=hint) from error
+
+
+def write_record(record: BaseModel, path: Path) -> None:
+    """Write a record as JSON; readers never see half of it."""
+    text = record.model_dump_json(indent=2) + "\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

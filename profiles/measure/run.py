@@ -20,6 +20,7 @@ import torch
 from autoplan.errors import UsageError
 from autoplan.profiles.measure.ranks import run_ranks
 from autoplan.profiles.measured import MeasuredProfile
+from autoplan.profiles.schema import write_record
 
 __all__ = ["Machine", "measure_cpu", "this_machine", "write_profile"]
 
@@ -101,16 +102,7 @@ def measure_cpu(
 
 def write_profile(profile: MeasuredProfile, path: Path) -> None:
     """Write a profile as JSON; readers never see half of it."""
-    text = profile.model_dump_json(indent=2) + "\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_record(profile, path)
 
 
 def _silent(text: str) -> None:
