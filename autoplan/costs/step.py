@@ -2,8 +2,8 @@
 
 Without a pipeline: microbatches one after another, then what data parallelism cannot hide,
 then the optimizer. With one: the event simulation of the schedule, each stage followed by its
-own tail. FSDP2 gathers and reductions run beside compute: a block takes
-``max(compute + exposed tp, its data-parallel collectives)``.
+own tail. FSDP2 gathers and reductions run beside compute and exposed tp; while both run, both
+are slowed down, and what is left of either then goes on at full speed (`ir.overlap`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autoplan.costs.data_parallel import DataParallelTimes
+from autoplan.ir.overlap import NO_SLOW_DOWN, SlowDown, overlapped_time
 
 __all__ = ["BlockTime", "StageTime", "optimizer_bytes", "stage_time"]
 
@@ -56,12 +57,17 @@ def stage_time(
     shared: float,
     partial_grad: float,
     overlaps: bool = True,
+    slow_down: SlowDown = NO_SLOW_DOWN,
 ) -> StageTime:
     """Times of a stage.
 
     ``shared`` is seconds of shared operators, ``partial_grad`` seconds once a step.
     ``overlaps`` is `GradientSync.overlaps`, which only ZeRO 0 and 1 can do without.
     """
+
+    def beside(work: float, network: float) -> float:
+        return overlapped_time(work, network, slow_down.compute, slow_down.network)
+
     again = 1.0 if recompute else 0.0
     later = 1.0 - 1.0 / microbatches  # the first microbatch has no gradients to add to
     forward = shared
@@ -81,8 +87,8 @@ def stage_time(
             net_b = times.reduce + (times.gather if zero == 3 else 0.0)
         elif zero == 3:
             net_f = times.gather
-        forward += max(work_f, net_f)
-        backward += max(work_b, net_b)
+        forward += beside(work_f, net_f)
+        backward += beside(work_b, net_b)
         hidden_forward += work_f
         hidden_backward += work_b
     exposed = (forward - shared - hidden_forward) + (backward - shared * again - hidden_backward)
@@ -93,10 +99,13 @@ def stage_time(
         if zero <= 1:
             # DDP reduces buckets during the last backward; nothing hides the last bucket.
             last = blocks[0].data_parallel.reduce
-            tail = (max(last, reduce - hidden_backward) if overlaps else reduce) + publish
+            late = beside(hidden_backward, reduce) - hidden_backward
+            tail = (max(last, late) if overlaps else reduce) + publish
         elif pipelined:
             gather = sum(b.data_parallel.gather for b in blocks)
-            tail = reduce + max(0.0, gather - hidden_forward if zero == 2 else 0.0)
+            tail = reduce
+            if zero == 2:
+                tail += beside(hidden_forward, gather) - hidden_forward
         else:
             tail = blocks[0].data_parallel.gather + blocks[0].data_parallel.reduce
     return StageTime(
