@@ -82,6 +82,7 @@ FlopRate = Annotated[
     PlainSerializer(lambda value: f"{value / 1e9!r} GFLOP/s"),
 ]
 Fraction = Annotated[float, Field(gt=0, le=1)]
+SlowDownFactor = Annotated[float, Field(ge=1)]
 Origin = Literal["catalogue", "default"]
 SourceText = Annotated[str, Field(min_length=3)]
 
@@ -165,6 +166,8 @@ class AcceleratorFile(Record):
     kernel_latency: Figure[Seconds]
     dispatch_latency: Figure[Seconds] | None = None
     unaligned_matmul: Figure[Fraction] | None = None
+    compute_slow_down: Figure[SlowDownFactor] | None = None
+    network_slow_down: Figure[SlowDownFactor] | None = None
     intra: str
     inter: str
     max_ranks_per_node: Figure[Annotated[int, Field(ge=1)]]

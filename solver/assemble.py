@@ -232,7 +232,7 @@ def _peak(overflow: Overflow) -> int:
 
 
 def _notes(graph: Graph, cluster: Cluster) -> tuple[str, ...]:
-    notes = list(graph.notes)
+    notes = [*graph.notes, *cluster.notes]
     for note in replicated_notes(rule_coverage(graph, 2)):
         notes.append(f"{note}; add one with autoplan.register_rule")
     if graph.dtype not in dict(cluster.accelerator.matmul_peak):

@@ -358,6 +358,7 @@ def _stage_time(
         shared=shared,
         partial_grad=_partial_grad_time(configuration, point, chosen, cluster, itemsize),
         overlaps=configuration.sync.overlaps,
+        slow_down=cluster.accelerator.slow_down,
     )
 
 

@@ -2,8 +2,8 @@
 
 Without a pipeline: microbatches one after another, then what data parallelism cannot hide,
 then the optimizer. With one: the event simulation of the schedule, each stage followed by its
-own tail. FSDP2 gathers and reductions run beside compute: a block takes
-``max(compute + exposed tp, its data-parallel collectives)``.
+own tail. FSDP2 gathers and reductions run beside compute and exposed tp; while both run, both
+are slowed down, and what is left of either then goes on at full speed (`ir.overlap`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from autoplan.costs.compute import memory_time, update_time
 from autoplan.costs.data_parallel import DataParallelTimes
 from autoplan.ir.hardware import Accelerator
+from autoplan.ir.overlap import NO_SLOW_DOWN, SlowDown, overlapped_time
 
 __all__ = ["BlockTime", "StageTime", "UpdateTraffic", "stage_time", "update_traffic"]
 
@@ -58,12 +59,17 @@ def stage_time(
     shared: float,
     partial_grad: float,
     overlaps: bool = True,
+    slow_down: SlowDown = NO_SLOW_DOWN,
 ) -> StageTime:
     """Times of a stage.
 
     ``shared`` is seconds of shared operators, ``partial_grad`` seconds once a step.
     ``overlaps`` is `GradientSync.overlaps`, which only ZeRO 0 and 1 can do without.
     """
+
+    def beside(work: float, network: float) -> float:
+        return overlapped_time(work, network, slow_down.compute, slow_down.network)
+
     again = 1.0 if recompute else 0.0
     later = 1.0 - 1.0 / microbatches  # the first microbatch has no gradients to add to
     forward = shared
@@ -89,8 +95,8 @@ def stage_time(
             net_f, copied_f = times.gather, times.unpack
         work_f, work_b = work_f + copied_f, work_b + copied_b
         copies_forward, copies_backward = copies_forward + copied_f, copies_backward + copied_b
-        forward += max(work_f, net_f)
-        backward += max(work_b, net_b)
+        forward += beside(work_f, net_f)
+        backward += beside(work_b, net_b)
         hidden_forward += work_f
         hidden_backward += work_b
     exposed = (forward - shared - hidden_forward) + (backward - shared * again - hidden_backward)
@@ -101,13 +107,14 @@ def stage_time(
         if zero <= 1:
             # DDP reduces buckets during the last backward; nothing hides the last bucket.
             last = blocks[0].data_parallel.reduce
-            tail = (max(last, reduce - hidden_backward) if overlaps else reduce) + publish
+            late = beside(hidden_backward, reduce) - hidden_backward
+            tail = (max(last, late) if overlaps else reduce) + publish
             tail += sum(b.data_parallel.pack for b in blocks)
         elif pipelined:
             gather = sum(b.data_parallel.gather for b in blocks)
-            tail = reduce + max(0.0, gather - hidden_forward if zero == 2 else 0.0)
-            tail += sum(b.data_parallel.pack for b in blocks)
+            tail = reduce + sum(b.data_parallel.pack for b in blocks)
             if zero == 2:
+                tail += beside(hidden_forward, gather) - hidden_forward
                 tail += sum(b.data_parallel.unpack for b in blocks)
         else:
             tail = blocks[0].data_parallel.gather + blocks[0].data_parallel.reduce
