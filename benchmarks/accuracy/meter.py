@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 __all__ = ["Meter"]
