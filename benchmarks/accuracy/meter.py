@@ -7,6 +7,7 @@ Only torch is imported, so this runs beside a generated program.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable
 from typing import Any
 
@@ -51,23 +52,61 @@ class Meter:
 
     def curves(self) -> list[list[tuple[int, int]]]:
         """(nanoseconds, bytes of live tensors) at the start and at each change, by span."""
-        events = list(self._profile.profiler.kineto_results.events())
-        spans = sorted(
-            (event.start_ns(), event.end_ns()) for event in events if event.name() == _SPAN
-        )
-        changes = sorted(
-            (event.start_ns(), event.nbytes()) for event in events if event.name() == _MEMORY
-        )
+        spans: list[tuple[int, int]] = []
+        changes: list[tuple[int, int, int]] = []
+        pending = list(self._profile.profiler.kineto_results.experimental_event_tree())
+        while pending:
+            event = pending.pop()
+            pending += event.children
+            if event.name == _SPAN:
+                spans.append((event.start_time_ns, event.end_time_ns))
+            elif event.name == _MEMORY:
+                block = event.extra_fields
+                changes.append((event.start_time_ns, block.ptr, block.alloc_size))
+        changes.sort(key=lambda change: change[0])
+        live = _Blocks()
         curves: list[list[tuple[int, int]]] = []
-        position = level = 0
-        for start, end in spans:
+        position = 0
+        for start, end in sorted(spans):
             while position < len(changes) and changes[position][0] < start:
-                level += changes[position][1]
+                live.change(*changes[position][1:])
                 position += 1
-            curve = [(start, level)]
+            curve = [(start, live.total)]
             while position < len(changes) and changes[position][0] <= end:
-                level += changes[position][1]
-                curve.append((changes[position][0], level))
+                live.change(*changes[position][1:])
+                curve.append((changes[position][0], live.total))
                 position += 1
             curves.append(curve)
         return curves
+
+
+class _Blocks:
+    """Live blocks by address.
+
+    A thread of gloo may be the last that holds a tensor, and its end is then no event: such a
+    block is over when another is given memory of it.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._starts: list[int] = []
+        self._sizes: dict[int, int] = {}
+
+    def change(self, address: int, size: int) -> None:
+        """A block that begins (positive size) or ends."""
+        if size <= 0:
+            if address in self._sizes:
+                self._remove(address)
+            return
+        index = bisect.bisect_left(self._starts, address)
+        if index and self._starts[index - 1] + self._sizes[self._starts[index - 1]] > address:
+            index -= 1
+        while index < len(self._starts) and self._starts[index] < address + size:
+            self._remove(self._starts[index])
+        self._starts.insert(index, address)
+        self._sizes[address] = size
+        self.total += size
+
+    def _remove(self, address: int) -> None:
+        self._starts.pop(bisect.bisect_left(self._starts, address))
+        self.total -= self._sizes.pop(address)
