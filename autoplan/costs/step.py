@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autoplan.costs.compute import memory_time, update_time
 from autoplan.costs.data_parallel import DataParallelTimes
+from autoplan.ir.hardware import Accelerator
 
-__all__ = ["BlockTime", "StageTime", "optimizer_bytes", "stage_time"]
+__all__ = ["BlockTime", "StageTime", "UpdateTraffic", "stage_time", "update_traffic"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,15 +113,37 @@ def stage_time(
     )
 
 
-def optimizer_bytes(
-    trainable: int, *, zero: int, dp_shard: int, itemsize: int, adam: bool
-) -> float:
-    """Bytes that the parameter update streams.
+@dataclass(frozen=True, slots=True)
+class UpdateTraffic:
+    """Bytes that a rank moves once a step, after its last gradient.
 
-    Adam reads parameter, gradient and two moments and writes three of them, in float32; SGD
-    reads two and writes one. A copy in the compute dtype is written when it differs.
+    ``in_place`` are those of tensors updated where they lie, ``filled`` those that fill new ones.
+    """
+
+    in_place: float
+    filled: float
+
+    def seconds(self, accelerator: Accelerator) -> float:
+        """Seconds to move them."""
+        return update_time(self.in_place, accelerator) + memory_time(self.filled, accelerator)
+
+
+def update_traffic(
+    trainable: int, *, zero: int, dp_shard: int, itemsize: int, adam: bool
+) -> UpdateTraffic:
+    """Bytes that clipping and the parameter update stream, as the runtime runs them.
+
+    Clipping reads the gradients for their norm, then reads and writes them. At ZeRO 0 and 1 the
+    gradients of the parameters a rank owns are laid out in a new float32 tensor. The fused Adam
+    reads parameter, gradient and two moments and writes three of them, in float32; SGD reads
+    two and writes one. A copy in the compute dtype is written when it differs.
     """
     owned = trainable / dp_shard if zero >= 1 else float(trainable)
     streams = 7 if adam else 3
-    cast = itemsize if zero <= 1 and itemsize < 4 else 0
-    return owned * (4 * streams + cast)
+    cast = (itemsize + 4) if zero <= 1 and itemsize < 4 else 0
+    gradients = trainable * itemsize if zero <= 1 else owned * 4
+    laid_out = owned * (4 + itemsize + 4) if zero <= 1 else 0.0  # zeroed, read, written
+    return UpdateTraffic(
+        in_place=owned * (4 * streams + cast) + 3 * gradients,
+        filled=laid_out,
+    )
