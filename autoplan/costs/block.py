@@ -20,7 +20,30 @@ from autoplan.ir.mesh import Group
 from autoplan.ir.placement import CollectiveKind, Placement, shard_shape
 from autoplan.ir.strategy import OpStrategy
 
-__all__ = ["BlockCost", "CollectiveCall", "block_cost", "collectives", "host_times"]
+__all__ = [
+    "NO_CALLS",
+    "BlockCost",
+    "CollectiveCall",
+    "HostCalls",
+    "block_cost",
+    "collectives",
+    "host_times",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCalls:
+    """What a system's host runs besides operators and collectives, each as long as an operator.
+
+    ``functions`` are calls around a collective in each of both passes, ``hooks`` calls on the
+    gradient of a parameter.
+    """
+
+    functions: int = 0
+    hooks: int = 0
+
+
+NO_CALLS = HostCalls()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +87,8 @@ def block_cost(
     boundary_out: tuple[Placement, ...],
     group: Group,
     cluster: Cluster,
+    *,
+    calls: HostCalls = NO_CALLS,
 ) -> BlockCost:
     """Cost of a block with those strategies (by operator name) and boundary placements."""
     ranks = group.ranks
@@ -77,8 +102,10 @@ def block_cost(
     issued = [call.backward for call in _calls(block, strategies, terms, ranks)]
     host = host_times(block, cluster.accelerator)
     latency = cluster.accelerator.dispatch_latency
-    host_forward = host.forward + latency * issued.count(False)
-    host_backward = host.backward + latency * issued.count(True)
+    around = calls.functions * len(issued)
+    hooks = calls.hooks * _gradients(block)
+    host_forward = host.forward + latency * (issued.count(False) + around)
+    host_backward = host.backward + latency * (issued.count(True) + around + hooks)
     return BlockCost(
         forward=max(sum(term.forward for term in terms.ops), host_forward - tp_forward),
         backward=max(sum(term.backward for term in terms.ops), host_backward - tp_backward),
@@ -102,12 +129,15 @@ def host_times(block: BlockClass, accelerator: Accelerator) -> OpTime:
     Backward also adds each parameter's gradient to that of earlier microbatches.
     """
     counts = [dispatches(op, block) for op in block.ops]
-    sums = sum(block.tensor(name).requires_grad for name in block.parameters)
     latency = accelerator.dispatch_latency
     return OpTime(
         forward=latency * sum(forward for forward, _ in counts),
-        backward=latency * (sums + sum(backward for _, backward in counts)),
+        backward=latency * (_gradients(block) + sum(backward for _, backward in counts)),
     )
+
+
+def _gradients(block: BlockClass) -> int:
+    return sum(block.tensor(name).requires_grad for name in block.parameters)
 
 
 def collectives(

@@ -69,7 +69,9 @@ class _Pricer:
         spec = (run.cluster.accelerator.name, run.cluster.ranks_per_node, run.cluster.inter)
         key = (shape, spec, configuration.micro_batch_size, row.tp, row.sequence)
         if key not in self._points:
-            self._points[key] = megatron_point(graph, row.tp, run.cluster, sequence=row.sequence)
+            self._points[key] = megatron_point(
+                graph, row.tp, run.cluster, sequence=row.sequence, calls=run.calls
+            )
         result = price(
             graph,
             configuration,

@@ -20,7 +20,7 @@ from handmade_blocks import (
 )
 from handmade_blocks import block as make_block
 
-from autoplan.costs.block import CollectiveCall, block_cost, collectives
+from autoplan.costs.block import CollectiveCall, HostCalls, block_cost, collectives
 from autoplan.costs.collectives import collective_time
 from autoplan.costs.terms import block_terms, parameter_states
 from autoplan.errors import InternalError
@@ -287,6 +287,9 @@ def test_a_block_takes_no_less_than_its_host(ideal):
     products = sum(1 for op in made.ops if op.flop)
     views = len(made.ops) - products
     assert slow.backward == pytest.approx(latency * (3 * products + views))
+    hooked = block_cost(made, WHOLE, (R,), (R,), ONE, slow_host, calls=HostCalls(hooks=1))
+    assert hooked.forward == slow.forward
+    assert hooked.backward == pytest.approx(slow.backward + latency * products)
     # Hidden where the device is slower.
     same = replace(ideal, accelerator=replace(ideal.accelerator, dispatch_latency=1e-12))
     assert block_cost(made, WHOLE, (R,), (R,), ONE, same) == fast
