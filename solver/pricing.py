@@ -26,6 +26,7 @@ from autoplan.costs.step import BlockTime, StageTime, optimizer_bytes, stage_tim
 from autoplan.ir.graph import BlockClass, BlockInstance, Graph, dtype_size
 from autoplan.ir.hardware import Cluster
 from autoplan.ir.mesh import Group, MeshAxis
+from autoplan.ir.optimizer import UpdateRule
 from autoplan.ir.placement import CollectiveKind, Replicate
 from autoplan.ir.strategy import OpStrategy
 from autoplan.schedules import in_flight
@@ -94,7 +95,7 @@ def price(
     point: ModelPoint,
     cluster: Cluster,
     *,
-    adam: bool,
+    update: UpdateRule,
     memory_limit: int,
     cut: StageCut | None = None,
 ) -> Priced | Overflow:
@@ -102,7 +103,7 @@ def price(
     shared_time, shared_bytes = shared_costs(graph, cluster)
     resident = sum(math.prod(b.shape) * dtype_size(b.dtype) for b in graph.buffers)
     blocks = _blocks(graph, configuration, point, cluster)
-    settings = configuration.memory_settings(dtype_size(graph.dtype), adam=adam)
+    settings = configuration.memory_settings(dtype_size(graph.dtype), update=update)
     stages = configuration.mesh.pp
     flights = [
         in_flight(configuration.schedule, stage, stages, configuration.microbatches)
@@ -137,11 +138,11 @@ def price(
         )
         for first, last in cut.ranges
     ]
-    return _finish(graph, configuration, point, cluster, cut, times, memories, sends, adam)
+    return _finish(graph, configuration, point, cluster, cut, times, memories, sends, update)
 
 
 def parameter_time(
-    configuration: Configuration, itemsize: int, cluster: Cluster, *, adam: bool
+    configuration: Configuration, itemsize: int, cluster: Cluster, *, update: UpdateRule
 ) -> float:
     """Seconds a step for a byte of local parameters: its update, and data parallelism's part.
 
@@ -153,7 +154,7 @@ def parameter_time(
         zero=configuration.zero,
         dp_shard=configuration.mesh.dp_shard,
         itemsize=itemsize,
-        adam=adam,
+        update=update,
     )
     times = data_parallel_times(
         numel=elements,
@@ -401,10 +402,10 @@ def _finish(
     times: Sequence[StageTime],
     memories: Sequence[StageMemory],
     sends: Sequence[float],
-    adam: bool,
+    update: UpdateRule,
 ) -> Priced:
     microbatches = configuration.microbatches
-    updates = _optimizer_times(graph, configuration, point, cluster, cut, adam)
+    updates = _optimizer_times(graph, configuration, point, cluster, cut, update)
     tied = _tied_time(graph, configuration, point, cluster, cut)
     if configuration.pipelined:
         forward = [time.forward for time in times]
@@ -447,7 +448,7 @@ def _optimizer_times(
     point: ModelPoint,
     cluster: Cluster,
     cut: StageCut,
-    adam: bool,
+    update: UpdateRule,
 ) -> list[float]:
     accelerator = cluster.accelerator
     seconds = []
@@ -466,7 +467,7 @@ def _optimizer_times(
             zero=configuration.zero,
             dp_shard=configuration.mesh.dp_shard,
             itemsize=dtype_size(graph.dtype),
-            adam=adam,
+            update=update,
         )
         seconds.append(memory_time(moved, accelerator))
     return seconds

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autoplan.costs.data_parallel import DataParallelTimes
+from autoplan.ir.optimizer import UpdateRule
 
 __all__ = ["BlockTime", "StageTime", "optimizer_bytes", "stage_time"]
 
@@ -112,14 +113,8 @@ def stage_time(
 
 
 def optimizer_bytes(
-    trainable: int, *, zero: int, dp_shard: int, itemsize: int, adam: bool
+    trainable: int, *, zero: int, dp_shard: int, itemsize: int, update: UpdateRule
 ) -> float:
-    """Bytes that the parameter update streams.
-
-    Adam reads parameter, gradient and two moments and writes three of them, in float32; SGD
-    reads two and writes one. A copy in the compute dtype is written when it differs.
-    """
+    """Bytes that the parameter update streams."""
     owned = trainable / dp_shard if zero >= 1 else float(trainable)
-    streams = 7 if adam else 3
-    cast = itemsize if zero <= 1 and itemsize < 4 else 0
-    return owned * (4 * streams + cast)
+    return update.streamed_bytes(owned, itemsize, cast=zero <= 1)
