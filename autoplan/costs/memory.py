@@ -120,15 +120,15 @@ def unit_bytes(numel: int, settings: MemorySettings) -> int:
 
 
 def update_bytes(trainable: int, settings: MemorySettings) -> int:
-    """Temporaries of the optimizer, and the gradient in the dtype that is updated.
+    """Temporaries of the optimizer: at ZeRO 0 and 1, the gradient it reads, and a chunk's tensors.
 
     The runtime updates the elements that a rank owns as one tensor, or by chunks of it.
     """
     owned = trainable if settings.zero == 0 else -(-trainable // settings.dp_shard)
-    widened = 0
-    if settings.zero <= 1 and settings.itemsize < 4:
-        widened = 4 if settings.update.master else settings.itemsize
-    return owned * widened + settings.update.temporary_bytes(owned)
+    laid_out = 0
+    if settings.zero <= 1:
+        laid_out = 4 if settings.update.master else settings.itemsize
+    return owned * laid_out + settings.update.temporary_bytes(owned)
 
 
 def boundary_bytes(received: int, sent: int, in_flight: int, microbatches: int) -> int:

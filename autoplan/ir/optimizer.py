@@ -64,7 +64,7 @@ class UpdateRule:
         ``cast``: the parameters are kept in the compute dtype of ``itemsize`` bytes, as a copy
         or, without masters, as what is updated.
         """
-        copied = itemsize if cast and self.master and itemsize < 4 else 0
+        copied = itemsize + 4 if cast and self.master and itemsize < 4 else 0
         if not self.is_own:
             return numel * (12 + 2 * self.moments * self.moment_bits / 8 + copied)
         passes = _OWN_PASSES + self.moments * _MOMENT_PASSES[self.moment_bits]
@@ -73,10 +73,10 @@ class UpdateRule:
         return numel * (passes + copied)
 
     def temporary_bytes(self, numel: int) -> int:
-        """Bytes while ``numel`` elements are updated: Adam's denominator, or a chunk's tensors."""
+        """Bytes while ``numel`` elements are updated: torch's fused passes need none."""
         if self.is_own:
             return min(numel, UPDATE_CHUNK) * _OWN_TEMPORARIES
-        return 4 * numel if self.moments == 2 else 0
+        return 0
 
 
 UPDATE_RULES = {

@@ -49,10 +49,10 @@ def test_a_scale_is_kept_for_a_block_that_is_not_full() -> None:
 
 def test_small_moments_need_the_temporaries_of_a_chunk_only() -> None:
     numel = 16 * UPDATE_CHUNK
-    own = update_bytes(numel, settings("adamw-8bit", zero=0, itemsize=4))
-    assert own == update_bytes(2 * numel, settings("adamw-8bit", zero=0, itemsize=4))
-    assert update_bytes(numel, settings("adamw", zero=0, itemsize=4)) == 4 * numel
-    assert update_bytes(numel, settings("adamw", zero=0, itemsize=2)) == 8 * numel
+    own = update_bytes(4 * numel, settings("adamw-8bit", zero=2, itemsize=2))
+    assert 0 < own == update_bytes(8 * numel, settings("adamw-8bit", zero=3, itemsize=2))
+    assert update_bytes(numel, settings("adamw", zero=0, itemsize=2)) == 4 * numel
+    assert update_bytes(numel, settings("adamw", zero=3, itemsize=2)) == 0
     bare = update_bytes(numel, settings("adamw-8bit", zero=0, itemsize=2, master=False))
     assert bare == own + 2 * numel
 
@@ -62,5 +62,5 @@ def test_traffic_of_torchs_optimizers_is_each_tensor_once() -> None:
     for name, count in streams.items():
         rule = UPDATE_RULES[name]
         assert rule.streamed_bytes(10, 4, cast=True) == 10 * 4 * count
-        assert rule.streamed_bytes(10, 2, cast=True) == 10 * (4 * count + 2)
+        assert rule.streamed_bytes(10, 2, cast=True) == 10 * (4 * count + 2 + 4)
         assert rule.streamed_bytes(10, 2, cast=False) == 10 * 4 * count
