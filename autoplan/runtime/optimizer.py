@@ -39,10 +39,11 @@ def _inner(
     if name == "adamw":
         # One pass over the states instead of one for each of a dozen operators.
         return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), eps=1e-8, fused=True)
-    if name == "sgd":
-        return torch.optim.SGD(groups, lr=rate, fused=True)
-    if name == "sgd-momentum":
-        return torch.optim.SGD(groups, lr=rate, momentum=0.9, fused=True)
+    if name in ("sgd", "sgd-momentum"):
+        # Torch has no fused SGD of DTensors.
+        whole = not any(isinstance(p, DTensor) for group in groups for p in group["params"])
+        momentum = 0.9 if name == "sgd-momentum" else 0.0
+        return torch.optim.SGD(groups, lr=rate, momentum=momentum, fused=whole)
     raise ValueError(f"unknown optimizer {name!r}")
 
 
