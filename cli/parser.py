@@ -203,10 +203,17 @@ def _solve(parser: argparse.ArgumentParser) -> None:
     )
     work.add_argument(
         "--optimizer",
-        type=_one_of("adamw", "sgd"),
+        type=_one_of("adamw", "adamw-bf16", "adamw-8bit", "sgd", "sgd-momentum"),
         default="adamw",
-        metavar="{adamw,sgd}",
-        help="default: adamw",
+        metavar="NAME",
+        help="adamw (default), adamw-bf16 or adamw-8bit (smaller moments), sgd, sgd-momentum",
+    )
+    work.add_argument(
+        "--master-weights",
+        type=_one_of("float32", "none"),
+        default="float32",
+        metavar="{float32,none}",
+        help="of bf16 models; none: bf16 alone, rounded stochastically, at ZeRO 0 and 1",
     )
     work.add_argument(
         "--profile", type=Path, metavar="FILE", help="of autoplan profile or calibrate"

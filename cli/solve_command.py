@@ -39,6 +39,7 @@ def run(args: argparse.Namespace) -> Outcome:
     if args.output is not None:
         _require_writable(args.output)
     dtype = DTYPES[args.dtype] if args.dtype else default_dtype(cluster)
+    _check_masters(args.master_weights, args.optimizer, dtype, args.zero)
     started = time.perf_counter()
     try:
         source = load_model(
@@ -55,6 +56,7 @@ def run(args: argparse.Namespace) -> Outcome:
             seq_len=seq_len,
             dtype=dtype,
             optimizer=args.optimizer,
+            master_weights=args.master_weights,
         )
 
         def search() -> Plan:
@@ -100,6 +102,29 @@ def _render(
         print_report(plan, stream, where=where, capture_time=capture_time, solve_time=solve_time)
 
     return render
+
+
+def _check_masters(masters: str, optimizer: str, dtype: str, zero: str | None) -> None:
+    """Raise for what training without float32 masters can't be combined with."""
+    if masters == "float32":
+        return
+    if dtype == "float32":
+        raise UsageError(
+            "--master-weights none is of bf16 models: float32 parameters have no other masters",
+            hint="add --dtype bf16, or leave it out",
+        )
+    if not optimizer.startswith("adamw"):
+        raise UsageError(
+            f"--master-weights none needs an optimizer that rounds stochastically, {optimizer} "
+            "doesn't",
+            hint="use --optimizer adamw, adamw-bf16 or adamw-8bit",
+        )
+    if zero in ("2", "3"):
+        raise UsageError(
+            f"--master-weights none with --zero {zero}: FSDP2 shards are float32 and are what is "
+            "updated",
+            hint="use --zero 0 or 1, or --master-weights float32",
+        )
 
 
 def default_dtype(cluster: Cluster) -> str:

@@ -26,6 +26,7 @@ from autoplan.costs.step import BlockTime, StageTime, stage_time, update_traffic
 from autoplan.ir.graph import BlockClass, BlockInstance, Graph, dtype_size
 from autoplan.ir.hardware import Cluster
 from autoplan.ir.mesh import MeshAxis
+from autoplan.ir.optimizer import UpdateRule
 from autoplan.ir.placement import CollectiveKind, Replicate
 from autoplan.ir.strategy import OpStrategy
 from autoplan.schedules import in_flight
@@ -97,7 +98,7 @@ def price(
     point: ModelPoint,
     cluster: Cluster,
     *,
-    adam: bool,
+    update: UpdateRule,
     memory_limit: int,
     cut: StageCut | None = None,
 ) -> Priced | Overflow:
@@ -105,7 +106,7 @@ def price(
     shared_time, shared_bytes = shared_costs(graph, cluster)
     resident = sum(math.prod(b.shape) * dtype_size(b.dtype) for b in graph.buffers)
     blocks = _blocks(graph, configuration, point, cluster)
-    settings = configuration.memory_settings(dtype_size(graph.dtype), adam=adam)
+    settings = configuration.memory_settings(dtype_size(graph.dtype), update=update)
     stages = configuration.mesh.pp
     flights = [
         in_flight(configuration.schedule, stage, stages, configuration.microbatches)
@@ -130,11 +131,11 @@ def price(
         _stage_time(graph, configuration, point, blocks, *span, shared_time, cluster)
         for span in cut.ranges
     ]
-    return _finish(graph, configuration, point, cluster, cut, times, memories, sends, adam)
+    return _finish(graph, configuration, point, cluster, cut, times, memories, sends, update)
 
 
 def parameter_time(
-    configuration: Configuration, itemsize: int, cluster: Cluster, *, adam: bool
+    configuration: Configuration, itemsize: int, cluster: Cluster, *, update: UpdateRule
 ) -> float:
     """Seconds a step for a byte of local parameters: its update, and data parallelism's part.
 
@@ -146,7 +147,7 @@ def parameter_time(
         zero=configuration.zero,
         dp_shard=configuration.mesh.dp_shard,
         itemsize=itemsize,
-        adam=adam,
+        update=update,
     )
     times = data_parallel_times(
         numel=elements,
@@ -396,10 +397,10 @@ def _finish(
     times: Sequence[StageTime],
     memories: Sequence[StageMemory],
     sends: Sequence[float],
-    adam: bool,
+    update: UpdateRule,
 ) -> Priced:
     microbatches = configuration.microbatches
-    updates = _optimizer_times(graph, configuration, point, cluster, cut, adam)
+    updates = _optimizer_times(graph, configuration, point, cluster, cut, update)
     tied = _tied_time(graph, configuration, point, cluster, cut)
     if configuration.pipelined:
         forward = [time.forward for time in times]
@@ -463,7 +464,7 @@ def _optimizer_times(
     point: ModelPoint,
     cluster: Cluster,
     cut: StageCut,
-    adam: bool,
+    update: UpdateRule,
 ) -> list[float]:
     accelerator = cluster.accelerator
     seconds = []
@@ -482,7 +483,7 @@ def _optimizer_times(
             zero=configuration.zero,
             dp_shard=configuration.mesh.dp_shard,
             itemsize=dtype_size(graph.dtype),
-            adam=adam,
+            update=update,
         )
         seconds.append(moved.seconds(accelerator))
     return seconds

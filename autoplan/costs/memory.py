@@ -10,6 +10,9 @@ ZeRO   parameters  gradients                      optimizer (AdamW)
 2, 3   4 / d       4 / d, or 4 while accumulated  8 / d
 =====  ==========  =============================  =========================
 
+Moments of `UpdateRule.moment_bits` take their part of the 8, with scales where they are blocks
+of 8 bits; a master is left out without `UpdateRule.master`, which only ZeRO 0 and 1 can be.
+
 With FSDP2 (2, 3) the gathered parameters come on top: all of the stage's at level 2, two
 units (one computing, one prefetched) at level 3. In a pipeline the gradients of all
 microbatches accumulate unsharded and gathered parameters stay until the step ends, which is
@@ -20,6 +23,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from autoplan.ir.optimizer import UpdateRule
 
 __all__ = [
     "BlockMemory",
@@ -57,7 +62,7 @@ class MemorySettings:
     zero: int
     dp_shard: int
     itemsize: int
-    adam: bool
+    update: UpdateRule
     pipelined: bool
     microbatches: int
 
@@ -89,19 +94,17 @@ class StageMemory:
 def state_bytes(numel: int, trainable: int, settings: MemorySettings) -> tuple[int, int, int, int]:
     """Bytes of (parameters, gradients, optimizer state, gathered copies kept all step)."""
     shard = settings.dp_shard
-    moments = 8 if settings.adam else 0
+    owned = trainable if settings.zero == 0 else -(-trainable // shard)
+    optimizer = settings.update.moment_bytes(owned)
     if settings.zero <= 1:
-        master = 4 if settings.itemsize < 4 else 0
-        optimizer = trainable * (moments + master)
-        if settings.zero == 1:
-            optimizer = -(-optimizer // shard)
         size = settings.itemsize
+        optimizer += settings.update.master_bytes(owned, size)
         return numel * size, trainable * size, optimizer, 0
     accumulated = settings.pipelined and settings.microbatches > 1
     gradients = trainable * 4 if accumulated else -(-trainable * 4 // shard)
     keeps_gathered = settings.zero == 2 or settings.pipelined
     gathered = numel * settings.itemsize if keeps_gathered else 0
-    return -(-numel * 4 // shard), gradients, -(-trainable * moments // shard), gathered
+    return -(-numel * 4 // shard), gradients, optimizer, gathered
 
 
 def unit_bytes(numel: int, settings: MemorySettings) -> int:
@@ -117,13 +120,15 @@ def unit_bytes(numel: int, settings: MemorySettings) -> int:
 
 
 def update_bytes(trainable: int, settings: MemorySettings) -> int:
-    """Temporaries of the optimizer: at ZeRO 0 and 1, the gradient it reads, in float32.
+    """Temporaries of the optimizer: at ZeRO 0 and 1, the gradient it reads, and a chunk's tensors.
 
-    The runtime updates the float32 elements that a rank owns as one tensor.
+    The runtime updates the elements that a rank owns as one tensor, or by chunks of it.
     """
-    if settings.zero >= 2:
-        return 0
-    return 4 * (trainable if settings.zero == 0 else -(-trainable // settings.dp_shard))
+    owned = trainable if settings.zero == 0 else -(-trainable // settings.dp_shard)
+    laid_out = 0
+    if settings.zero <= 1:
+        laid_out = 4 if settings.update.master else settings.itemsize
+    return owned * laid_out + settings.update.temporary_bytes(owned)
 
 
 def boundary_bytes(received: int, sent: int, in_flight: int, microbatches: int) -> int:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from autoplan.costs.compute import memory_time, update_time
 from autoplan.costs.data_parallel import DataParallelTimes
 from autoplan.ir.hardware import Accelerator
+from autoplan.ir.optimizer import UpdateRule
 from autoplan.ir.overlap import NO_SLOW_DOWN, SlowDown, overlapped_time
 
 __all__ = ["BlockTime", "StageTime", "UpdateTraffic", "stage_time", "update_traffic"]
@@ -146,21 +147,19 @@ class UpdateTraffic:
 
 
 def update_traffic(
-    trainable: int, *, zero: int, dp_shard: int, itemsize: int, adam: bool
+    trainable: int, *, zero: int, dp_shard: int, itemsize: int, update: UpdateRule
 ) -> UpdateTraffic:
     """Bytes that clipping and the parameter update stream, as the runtime runs them.
 
     Clipping reads the gradients for their norm, then reads and writes them. At ZeRO 0 and 1 the
-    gradients of the parameters a rank owns are laid out in a new float32 tensor. The fused Adam
-    reads parameter, gradient and two moments and writes three of them, in float32; SGD reads
-    two and writes one. A copy in the compute dtype is written when it differs.
+    gradients of the parameters a rank owns are laid out in a new tensor, in the dtype of what is
+    updated.
     """
     owned = trainable / dp_shard if zero >= 1 else float(trainable)
-    streams = 7 if adam else 3
-    cast = (itemsize + 4) if zero <= 1 and itemsize < 4 else 0
     gradients = trainable * itemsize if zero <= 1 else owned * 4
-    laid_out = owned * (4 + itemsize + 4) if zero <= 1 else 0.0  # zeroed, read, written
+    size = 4 if update.master else itemsize
+    laid_out = owned * (size + itemsize + size) if zero <= 1 else 0.0  # zeroed, read, written
     return UpdateTraffic(
-        in_place=owned * (4 * streams + cast) + 3 * gradients,
+        in_place=update.streamed_bytes(owned, itemsize, cast=zero <= 1) + 3 * gradients,
         filled=laid_out,
     )

@@ -23,6 +23,7 @@ def plan_digest(plan: Plan) -> str:
         [pipeline.schedule, pipeline.microbatches, pipeline.micro_batch_size],
         [[stage.first, stage.last] for stage in pipeline.stages],
         [workload.global_batch, workload.seq_len, workload.dtype, workload.optimizer],
+        workload.master_weights,
         [plan.zero, plan.recompute],
     ]
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:32]

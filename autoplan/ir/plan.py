@@ -217,12 +217,16 @@ class ModelRecord(_Record):
 
 
 class WorkloadRecord(_Record):
-    """What is trained: sequences a step, tokens a sequence (0: not a sequence model), dtype."""
+    """What is trained: sequences a step, tokens a sequence (0: not a sequence model), dtype.
+
+    ``master_weights``: parameters of fewer than 32 bits have a float32 copy, or none.
+    """
 
     global_batch: int = Field(ge=1)
     seq_len: int = Field(ge=0)
     dtype: DType
-    optimizer: Literal["adamw", "sgd"]
+    optimizer: Literal["adamw", "adamw-bf16", "adamw-8bit", "sgd", "sgd-momentum"]
+    master_weights: Literal["float32", "none"] = "float32"
 
 
 class SourceRecord(_Record):

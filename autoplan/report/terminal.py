@@ -225,9 +225,18 @@ def _mesh(plan: Plan, glyphs: _Glyphs) -> list[str]:
             f"ZeRO {plan.zero}",
             f"recompute {plan.recompute}",
             plan.workload.dtype,
+            _update(plan),
         ),
         *([_row("fixed", f"{pins} (by the user)")] if pins else []),
     ]
+
+
+def _update(plan: Plan) -> str:
+    """Optimizer, where it isn't the default with float32 masters."""
+    workload = plan.workload
+    name = "" if workload.optimizer == "adamw" else workload.optimizer
+    masters = "" if workload.master_weights == "float32" else "no float32 masters"
+    return ", ".join(part for part in (name, masters) if part)
 
 
 def _time(plan: Plan, glyphs: _Glyphs) -> list[str]:

@@ -53,6 +53,7 @@ class ProgramPlan:
     peak_memory: int
     graph: Mapping[str, Any]
     digest: str = ""
+    master_weights: str = "float32"
 
     @property
     def ranks(self) -> int:
@@ -162,6 +163,7 @@ def _view(raw: Mapping[str, Any]) -> ProgramPlan:
         peak_memory=shown["peak_memory"],
         graph=raw["graph"],
         digest=_digest(raw),
+        master_weights=workload.get("master_weights", "float32"),
     )
 
 
@@ -175,6 +177,7 @@ def _digest(raw: Mapping[str, Any]) -> str:
         [pipeline["schedule"], pipeline["microbatches"], pipeline["micro_batch_size"]],
         [[stage["first"], stage["last"]] for stage in pipeline["stages"]],
         [workload["global_batch"], workload["seq_len"], workload["dtype"], workload["optimizer"]],
+        workload.get("master_weights", "float32"),
         [raw["zero"], raw["recompute"]],
     ]
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:32]

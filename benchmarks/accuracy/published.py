@@ -11,6 +11,7 @@ from autoplan.capture import capture, load_model
 from autoplan.capture.captured import Captured
 from autoplan.errors import InputError
 from autoplan.ir.graph import dtype_size
+from autoplan.ir.optimizer import UPDATE_RULES
 from autoplan.solver.blocks import ModelPoint
 from autoplan.solver.pricing import Overflow, Priced, price
 from benchmarks.accuracy.layout import megatron_point
@@ -77,7 +78,7 @@ class _Pricer:
             configuration,
             self._points[key],
             run.cluster,
-            adam=True,
+            update=UPDATE_RULES["adamw"],
             memory_limit=_NO_LIMIT,
             cut=run.cut,
         )

@@ -10,6 +10,7 @@ import pytest
 from autoplan.capture import Captured
 from autoplan.errors import InfeasibleError, SolverLimitError, UsageError
 from autoplan.ir.hardware import Cluster
+from autoplan.ir.optimizer import UPDATE_RULES
 from autoplan.ir.plan import Plan, WorkloadRecord
 from autoplan.profiles import load_cluster
 from autoplan.solver.explore import BoundLevel, GraphFamily, Problem, Searcher
@@ -35,7 +36,7 @@ def searcher_for(model: Captured, cluster: Cluster, memory_limit: int) -> Search
             graphs=graphs,
             cluster=cluster,
             global_batch=WORKLOAD.global_batch,
-            adam=True,
+            update=UPDATE_RULES["adamw"],
             memory_limit=memory_limit,
             deadline=time.monotonic() + 300,
         )
