@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from autoplan.costs.collectives import collective_time
 from autoplan.costs.compute import op_time
 from autoplan.costs.data_parallel import data_parallel_times
 from autoplan.costs.memory import (
@@ -23,14 +22,21 @@ from autoplan.costs.memory import (
     unit_bytes,
 )
 from autoplan.costs.step import BlockTime, StageTime, stage_time, update_traffic
-from autoplan.ir.graph import BlockClass, BlockInstance, Graph, dtype_size
+from autoplan.ir.graph import BlockClass, Graph, dtype_size
 from autoplan.ir.hardware import Cluster
-from autoplan.ir.mesh import MeshAxis
 from autoplan.ir.optimizer import UpdateRule
-from autoplan.ir.placement import CollectiveKind, Replicate
+from autoplan.ir.placement import Replicate
 from autoplan.ir.strategy import OpStrategy
 from autoplan.schedules import in_flight
 from autoplan.simulate import Messages, simulate_pipeline
+from autoplan.solver.between import (
+    local_counts,
+    optimizer_times,
+    partial_grad_time,
+    scalar_time,
+    send_times,
+    tied_time,
+)
 from autoplan.solver.blocks import ModelPoint
 from autoplan.solver.inter import ChainItem, StageCut, cut_stages
 from autoplan.solver.space import Configuration
@@ -83,9 +89,6 @@ class Overflow:
     memory: StageMemory
 
 
-_SCALAR = 8  # bytes: float64
-
-
 @dataclass(frozen=True, slots=True)
 class _Blocks:
     times: tuple[BlockTime, ...]
@@ -114,7 +117,7 @@ def price(
         else 1
         for stage in range(stages)
     ]
-    sends = _send_times(graph, configuration, point, cluster)
+    sends = send_times(graph, configuration, point, cluster)
     if cut is None:
         limit = memory_limit - resident - shared_bytes * max(flights)
         cut = _cut(graph, configuration, point, blocks, settings, flights, sends, limit)
@@ -197,7 +200,7 @@ def _blocks(
     itemsize = dtype_size(graph.dtype)
     seen: set[str] = set()
     for index, cost in enumerate(point.costs):
-        counts = _local_counts(point, first_of[index])
+        counts = local_counts(point, first_of[index])
         numel = sum(counts.values())
         learnt = sum(count for fqn, count in counts.items() if trainable[fqn])
         # A tied parameter is gathered and reduced once; two stages do so each for itself.
@@ -252,7 +255,7 @@ def _cut(
         time = blocks.times[instance.block_class]
         memory = blocks.memories[instance.block_class]
         forward = time.forward + time.tp_forward
-        counts = _local_counts(point, instance)
+        counts = local_counts(point, instance)
         tied = {fqn: count for fqn, count in counts.items() if uses[fqn] > 1}
         own = sum(tied.values())
         static = sum(state_bytes(memory.numel - own, max(0, memory.trainable - own), settings))
@@ -281,12 +284,6 @@ def _cut(
     )
 
 
-def _local_counts(point: ModelPoint, instance: BlockInstance) -> dict[str, int]:
-    """Local elements of each parameter of an instance, by FQN."""
-    held = point.costs[instance.block_class].parameters
-    return {fqn: count for fqn, (_, count, _) in zip(instance.parameters, held, strict=True)}
-
-
 def _stage_memory(
     graph: Graph,
     point: ModelPoint,
@@ -303,7 +300,7 @@ def _stage_memory(
     parts = []
     for instance in graph.instances[first:last]:
         memory = blocks.memories[instance.block_class]
-        counts = _local_counts(point, instance)
+        counts = local_counts(point, instance)
         tied.update((fqn, count) for fqn, count in counts.items() if fqn in held)
         repeated = sum(count for fqn, count in counts.items() if fqn in held)
         held.update(counts)
@@ -346,46 +343,12 @@ def _stage_time(
         microbatches=configuration.microbatches,
         recompute=configuration.recompute,
         shared=shared,
-        partial_grad=_partial_grad_time(
+        partial_grad=partial_grad_time(
             configuration, point, chosen, cluster, dtype_size(graph.dtype)
         ),
         overlaps=configuration.sync.overlaps,
         slow_down=cluster.accelerator.slow_down,
     )
-
-
-def _partial_grad_time(
-    configuration: Configuration,
-    point: ModelPoint,
-    chosen: Sequence[BlockInstance],
-    cluster: Cluster,
-    itemsize: int,
-) -> float:
-    """Seconds of the one all_reduce over tp of a stage's partial gradients."""
-    elements = 0
-    for instance in chosen:
-        partial = set(point.costs[instance.block_class].partial_grads)
-        held = point.costs[instance.block_class].parameters
-        elements += sum(count for name, count, _ in held if name in partial)
-    group = configuration.mesh.group(MeshAxis.TP, cluster.sizes)
-    size = int(elements * configuration.gradient_bytes(itemsize))
-    return collective_time(CollectiveKind.ALL_REDUCE, size, group, cluster)
-
-
-def _send_times(
-    graph: Graph, configuration: Configuration, point: ModelPoint, cluster: Cluster
-) -> list[float]:
-    """Seconds to send each block's boundary to the next stage, for one microbatch."""
-    if not configuration.pipelined:
-        return []
-    whole = configuration.mesh.group(MeshAxis.PP, cluster.sizes)
-    pair = whole.pair()
-    return [
-        collective_time(
-            CollectiveKind.P2P, point.costs[receiver.block_class].boundary, pair, cluster
-        )
-        for receiver in graph.instances[1:]
-    ]
 
 
 def _finish(
@@ -400,8 +363,8 @@ def _finish(
     update: UpdateRule,
 ) -> Priced:
     microbatches = configuration.microbatches
-    updates = _optimizer_times(graph, configuration, point, cluster, cut, update)
-    tied = _tied_time(graph, configuration, point, cluster, cut)
+    updates = optimizer_times(graph, configuration, point, cluster, cut, update)
+    tied = tied_time(graph, configuration, point, cluster, cut)
     if configuration.pipelined:
         forward = [time.forward for time in times]
         backward = [time.backward for time in times]
@@ -430,7 +393,7 @@ def _finish(
     ]
     # Clipping by the global norm makes every rank wait for the last gradient.
     synced = max(finishes)
-    optimizer = max(updates) + _scalar_time(configuration, cluster)
+    optimizer = max(updates) + scalar_time(configuration, cluster)
     return Priced(
         configuration=configuration,
         point=point,
@@ -443,74 +406,3 @@ def _finish(
         unsent_pipeline_time=unsent,
         optimizer=optimizer,
     )
-
-
-def _scalar_time(configuration: Configuration, cluster: Cluster) -> float:
-    """Seconds of the sums of single numbers a step: the gradients' norm, and the loss."""
-    mesh, sizes = configuration.mesh, cluster.sizes
-    summed = [MeshAxis.TP, MeshAxis.PP, MeshAxis.PP]
-    groups = [mesh.group(axis, sizes) for axis in summed]
-    if configuration.zero >= 2:
-        groups.append(mesh.group(MeshAxis.DP_SHARD, sizes))
-    groups.append(mesh.group(MeshAxis.DP_REPLICATE, sizes, through=MeshAxis.DP_SHARD))
-    return sum(
-        collective_time(CollectiveKind.ALL_REDUCE, _SCALAR, group, cluster) for group in groups
-    )
-
-
-def _optimizer_times(
-    graph: Graph,
-    configuration: Configuration,
-    point: ModelPoint,
-    cluster: Cluster,
-    cut: StageCut,
-    update: UpdateRule,
-) -> list[float]:
-    accelerator = cluster.accelerator
-    seconds = []
-    trainable = {p.fqn: p.trainable for p in graph.parameters}
-    for first, last in cut.ranges:
-        held: set[str] = set()
-        numel = 0
-        for instance in graph.instances[first:last]:
-            cost = point.costs[instance.block_class]
-            for fqn, (_, count, _) in zip(instance.parameters, cost.parameters, strict=True):
-                if fqn not in held and trainable[fqn]:
-                    numel += count
-                held.add(fqn)
-        moved = update_traffic(
-            numel,
-            zero=configuration.zero,
-            dp_shard=configuration.mesh.dp_shard,
-            itemsize=dtype_size(graph.dtype),
-            update=update,
-        )
-        seconds.append(moved.seconds(accelerator))
-    return seconds
-
-
-def _tied_time(
-    graph: Graph,
-    configuration: Configuration,
-    point: ModelPoint,
-    cluster: Cluster,
-    cut: StageCut,
-) -> float:
-    """Seconds once a step to sum gradients of parameters that two stages hold."""
-    if not configuration.pipelined:
-        return 0.0
-    stages_of: Mapping[str, set[int]] = {p.fqn: set() for p in graph.parameters}
-    counts: dict[str, int] = {}
-    for stage, (first, last) in enumerate(cut.ranges):
-        for instance in graph.instances[first:last]:
-            counts.update(_local_counts(point, instance))
-            for fqn in instance.parameters:
-                stages_of[fqn].add(stage)
-    whole = configuration.mesh.group(MeshAxis.PP, cluster.sizes)
-    seconds = 0.0
-    for fqn, held in stages_of.items():
-        if len(held) > 1:
-            size = int(counts[fqn] * configuration.gradient_bytes(dtype_size(graph.dtype)))
-            group = whole.of_size(len(held))
-            seconds += collective_time(CollectiveKind.ALL_REDUCE, size, group, cluster)
-    return seconds
