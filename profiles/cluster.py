@@ -16,8 +16,9 @@ from pathlib import Path
 from autoplan.errors import InputError, UsageError
 from autoplan.ir.hardware import Accelerator, Cluster, Level, Link, Provenance, Source
 from autoplan.ir.plan import ClusterRecord, SourceRecord
+from autoplan.profiles.applied import apply_profile
 from autoplan.profiles.catalogue import accelerator_file, find_link, to_accelerator
-from autoplan.profiles.measured import apply_profile, load_profile
+from autoplan.profiles.measured import load_profile
 from autoplan.profiles.schema import (
     AcceleratorFile,
     ClusterFile,
