@@ -145,6 +145,7 @@ def profile_notes(profile: MeasuredProfile, name: str) -> tuple[str, ...]:
     timings = (
         *((f"matmul {t.dtype} {'x'.join(map(str, t.shape))}", t) for t in profile.matmul),
         *((f"memory {t.moved} B", t) for t in profile.copies),
+        *((f"update {t.moved} B", t) for t in profile.updates),
         ("attention", profile.attention),
         *((f"{t.kind} on {t.ranks} ranks, {t.payload} B", t) for t in profile.collectives),
         *((("overlap", profile.overlap),) if profile.overlap else ()),

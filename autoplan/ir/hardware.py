@@ -99,7 +99,8 @@ class Accelerator:
     its best fraction counts (`costs.matmul`); ``attention_efficiency`` is that of fused
     attention. ``unaligned_matmul`` is the part of its rate that a matmul keeps whose rows don't
     begin at multiples of 16 bytes. ``memory_bandwidth`` is in bytes/s, ``memory_efficiency``
-    maps the bytes an op moves to the fraction of it. ``kernel_latency`` is seconds a small op
+    maps the bytes an op moves to the fraction of it, ``update_efficiency`` those of updates in
+    place, where they differ. ``kernel_latency`` is seconds a small op
     takes whatever its size; ``dispatch_latency`` is what the host needs to issue one operator,
     which hides behind the device's work unless that is shorter. ``reserved`` is bytes of
     ``memory`` that a training job can't use (context, allocator); ``fragmentation`` is the
@@ -121,6 +122,7 @@ class Accelerator:
     dispatch_latency: float = 0.0
     unaligned_matmul: float = 1.0
     matmul_tiles: MatmulTiles | None = None
+    update_efficiency: Curve | None = None
     operators: MeasuredOperators | None = None
     slow_down: SlowDown = NO_SLOW_DOWN
 

@@ -177,6 +177,7 @@ def main(argv: list[str]) -> None:
         _latency(),
         *_matmuls(bench, sizes),
         *_copies(sizes),
+        *_updates(sizes),
         _attention(sizes),
         *_collectives(bench, sizes),
     ]
@@ -196,7 +197,8 @@ def main(argv: list[str]) -> None:
 
 def _document(measured: Sequence[Measured[_Task]]) -> dict[str, object]:
     sections: dict[str, list[dict[str, object]]] = {
-        name: [] for name in ("matmul", "copies", "attention", "collectives", "kernel_latency")
+        name: []
+        for name in ("matmul", "copies", "updates", "attention", "collectives", "kernel_latency")
     }
     for one in measured:
         sections[one.what.section].append(
@@ -286,6 +288,19 @@ def _copies(sizes: _Sizes) -> Iterator[_Task]:
 
         label = f"memory {size // KiB} KiB"
         yield _Task(section="copies", label=label, record={"moved": f"{size} B"}, make=make)
+
+
+def _updates(sizes: _Sizes) -> Iterator[_Task]:
+    for size in sizes.copies:
+        numel = size // 12
+
+        def make(numel: int = numel) -> _Cold:
+            # float32, two read and one of them written
+            operands = lambda: (torch.ones(numel), torch.ones(numel))  # noqa: E731
+            return _Cold(operands, lambda x, y: x.add_(y, alpha=0.5))
+
+        label = f"update {size // KiB} KiB"
+        yield _Task(section="updates", label=label, record={"moved": f"{12 * numel} B"}, make=make)
 
 
 def _attention(sizes: _Sizes) -> _Task:
