@@ -16,9 +16,10 @@ from pathlib import Path
 from autoplan.errors import InputError, UsageError
 from autoplan.ir.hardware import Accelerator, Cluster, Level, Link, Provenance, Source
 from autoplan.ir.plan import ClusterRecord, SourceRecord
+from autoplan.profiles.applied import apply_profile
 from autoplan.profiles.calibration import load_residual_file
 from autoplan.profiles.catalogue import accelerator_file, find_link, to_accelerator
-from autoplan.profiles.measured import MeasuredProfile, apply_profile
+from autoplan.profiles.measured import MeasuredProfile
 from autoplan.profiles.schema import (
     AcceleratorFile,
     ClusterFile,

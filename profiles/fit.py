@@ -56,7 +56,8 @@ def fit_timings(points: Points) -> Fit:
     """Fit of ``(payload, seconds)``, at least one, by least squares of relative errors."""
     points = sorted(points)
     whole = _line(points)
-    best, variance = (whole,), _variance([whole], [points], free=len(points) - 2)
+    best: tuple[Regime, ...] = (whole,)
+    variance = _variance([whole], [points], free=len(points) - 2)
     for cut in range(2, len(points) - 1):
         parts = points[:cut], points[cut:]
         lines = [_line(part) for part in parts]

@@ -88,6 +88,7 @@ def optimizer_times(
     cut: StageCut,
     update: UpdateRule,
 ) -> list[float]:
+    """Seconds of the update of each stage's parameters."""
     accelerator = cluster.accelerator
     seconds = []
     trainable = {p.fqn: p.trainable for p in graph.parameters}
