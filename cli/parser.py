@@ -316,11 +316,55 @@ def _verify(parser: argparse.ArgumentParser) -> None:
 
 
 def _profile(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="also measure the operators that plans for this model run",
+    )
     parser.add_argument("--cluster", required=True, metavar="cpu:N", help="ranks to measure")
     parser.add_argument(
-        "-o", dest="output", type=Path, required=True, metavar="FILE", help="profile to write"
+        "-o",
+        dest="output",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="profile to write; what it holds already isn't measured again",
     )
     parser.add_argument("--quick", action="store_true", help="fewer sizes and repeats")
+    parser.add_argument("--fresh", action="store_true", help="measure what the file holds again")
+    work = parser.add_argument_group("what of MODEL is measured")
+    work.add_argument(
+        "--global-batch",
+        type=_positive,
+        metavar="N",
+        help="sequences a step: every microbatch size that divides it is measured",
+    )
+    work.add_argument(
+        "--micro-batch-size",
+        type=_positives,
+        metavar="N,...",
+        help="only these microbatch sizes",
+    )
+    work.add_argument("--tp", type=_positives, metavar="N,...", help="only these degrees of tp")
+    work.add_argument(
+        "--seq-len",
+        type=_positive,
+        metavar="S",
+        help="tokens a sequence (default: the longest the model's configuration allows)",
+    )
+    work.add_argument(
+        "--dtype", type=_one_of("bf16", "fp32"), metavar="{bf16,fp32}", help="default: fp32"
+    )
+    work.add_argument(
+        "--set",
+        action="append",
+        type=_assignment,
+        default=[],
+        metavar="KEY=VALUE",
+        help="override one field of the model's configuration; may be repeated",
+    )
+    _trust(work)
 
 
 def _hardware(parser: argparse.ArgumentParser) -> None:
@@ -346,6 +390,10 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
+
+
+def _positives(text: str) -> tuple[int, ...]:
+    return tuple(_positive(part.strip()) for part in text.split(","))
 
 
 def _seconds(text: str) -> float:

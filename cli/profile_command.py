@@ -1,4 +1,4 @@
-"""``autoplan profile``: measure this machine."""
+"""``autoplan profile``: measure this machine, and the operators of a model on it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,24 @@ import argparse
 import os
 import re
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from autoplan.cli.outcome import Outcome, Progress
+from autoplan.cli.solve_command import DTYPES, overrides, sequence_length
 from autoplan.errors import UsageError
+
+if TYPE_CHECKING:
+    from autoplan.profiler.targets import Target
+    from autoplan.profiles.measure.run import Machine
+    from autoplan.profiles.measured import MeasuredProfile, OperatorTiming
 
 __all__ = ["run"]
 
+_NOISY = 0.25  # relative spread beyond which a timing is told to be noisy
+
 
 def run(args: argparse.Namespace) -> Outcome:
-    """Measure matmul, memory and gloo rates of ``cpu:N`` and write the profile."""
+    """Measure the rates of ``cpu:N`` and, with a model, its operators; write the profile."""
     match = re.fullmatch(r"cpu:([1-9]\d{0,2})", args.cluster)
     if match is None:
         raise UsageError(
@@ -25,25 +33,129 @@ def run(args: argparse.Namespace) -> Outcome:
         )
     output: Path = args.output
     _require_writable(output)
+    _require_sizes(args)
 
+    from autoplan.profiler.run import journal_path, measure_operators
     from autoplan.profiles.measure import measure_cpu, write_profile
+    from autoplan.profiles.measure.run import this_machine
 
+    machine = this_machine(int(match[1]))
     progress = Progress(quiet=args.quiet, verbose=args.verbose > 0)
+    measured = 0
     try:
-        profile = measure_cpu(int(match[1]), progress, quick=args.quick)
+        targets = _targets(args, machine.ranks, progress) if args.model else ()
+        profile = None if args.fresh else _known(output, machine)
+        if profile is None:
+            profile = measure_cpu(machine.ranks, progress, quick=args.quick)
+            write_profile(profile, output)
+        known = {timing.signature for timing in profile.operators}
+        missing = [target for target in targets if target.signature not in known]
+        if missing:
+            journal = journal_path(output)
+            timings = measure_operators(missing, machine, journal, progress)
+            measured = len(timings)
+            profile = profile.model_copy(update={"operators": (*profile.operators, *timings)})
+            write_profile(profile, output)
+            journal.unlink(missing_ok=True)
     finally:
         progress.close()
     document = profile.model_dump(mode="json")
-    write_profile(profile, output)
+    lines = [f"{output}: {profile.ranks} ranks of {profile.device_name}"]
+    if args.model:
+        lines += _operator_lines(profile, targets, measured)
+    what = args.model or "MODEL"
+    lines.append(
+        f"next: autoplan solve {what} --cluster {args.cluster} --profile {output} --global-batch "
+        f"{args.global_batch or 'N'}"
+    )
 
     def render(stream: TextIO) -> None:
-        stream.write(f"{output}: {profile.ranks} ranks of {profile.device_name}\n")
-        stream.write(
-            f"next: autoplan solve MODEL --cluster {args.cluster} --profile {output} "
-            "--global-batch N\n"
-        )
+        stream.write("\n".join(lines) + "\n")
 
     return Outcome(document=document, render=render)
+
+
+def _operator_lines(
+    profile: MeasuredProfile, targets: tuple[Target, ...], measured: int
+) -> list[str]:
+    wanted = {target.signature for target in targets}
+    timings = [timing for timing in profile.operators if timing.signature in wanted]
+    failed = [timing for timing in timings if timing.failure]
+    lines = [f"operators: {len(timings)} of the model's {len(wanted)}, {measured} measured now"]
+    lines += [f"not timed: {t.signature[:70]}: {t.failure}" for t in failed[:5]]
+    if len(failed) > 5:
+        lines.append(f"not timed: {len(failed) - 5} more")
+    share, noisy = _noisy_share([timing for timing in timings if not timing.failure])
+    if noisy:
+        lines.append(
+            f"noisy: {len(noisy)} operators with {share:.0%} of the time vary by more than "
+            f"{_NOISY:.0%} (10th to 90th percentile), most {noisy[0].signature[:60]} "
+            f"({noisy[0].spread:.0%}); a quiet machine and --fresh help"
+        )
+    return lines
+
+
+def _noisy_share(timings: list[OperatorTiming]) -> tuple[float, list[OperatorTiming]]:
+    total = sum(t.forward + t.backward for t in timings)
+    noisy = [t for t in timings if t.spread > _NOISY]
+    noisy.sort(key=lambda t: t.spread * (t.forward + t.backward), reverse=True)
+    return sum(t.forward + t.backward for t in noisy) / max(total, 1e-12), noisy
+
+
+def _known(output: Path, machine: Machine) -> MeasuredProfile | None:
+    """Profile that the output file holds already; refused when it is another machine's."""
+    if not output.exists():
+        return None
+    from autoplan.profiles.measured import load_profile
+
+    profile = load_profile(output)
+    other = machine.measured(profile)
+    if other:
+        raise UsageError(
+            f"-o {output}: holds a profile of something else ({other})",
+            hint="name another file, or replace this one with --fresh",
+        )
+    return profile
+
+
+def _targets(args: argparse.Namespace, ranks: int, progress: Progress) -> tuple[Target, ...]:
+    from autoplan.capture import capture, load_model
+    from autoplan.profiler.targets import find_targets
+
+    source = load_model(
+        args.model, overrides=overrides(args.set), trust_remote_code=args.trust_remote_code
+    )
+    seq_len = sequence_length(source, args.seq_len)
+    captured = capture(
+        source, seq_len=seq_len, dtype=DTYPES[args.dtype or "fp32"], progress=progress
+    )
+    captured.confirm()
+    sizes = args.micro_batch_size or _divisors(args.global_batch)
+    degrees = args.tp or _divisors(ranks)
+    return find_targets([captured.at(size) for size in sizes], degrees)
+
+
+def _divisors(number: int) -> tuple[int, ...]:
+    return tuple(n for n in range(1, number + 1) if number % n == 0)
+
+
+def _require_sizes(args: argparse.Namespace) -> None:
+    if args.model and not (args.global_batch or args.micro_batch_size):
+        raise UsageError(
+            "which microbatch sizes of the model should be measured is not said",
+            hint="give --global-batch N as for solve, or --micro-batch-size N,...",
+        )
+    if not args.model:
+        for name in ("global_batch", "micro_batch_size", "tp", "seq_len", "dtype", "set"):
+            if getattr(args, name):
+                flag = "--" + name.replace("_", "-")
+                raise UsageError(f"{flag} is of a model, and none is given")
+    if args.global_batch and args.micro_batch_size:
+        odd = [n for n in args.micro_batch_size if args.global_batch % n]
+        if odd:
+            raise UsageError(
+                f"--micro-batch-size {odd[0]} does not divide the global batch {args.global_batch}"
+            )
 
 
 def _require_writable(path: Path) -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PlainSerializer, model_validator
 
 from autoplan.errors import InputError
 from autoplan.ir.hardware import (
@@ -21,12 +21,14 @@ from autoplan.ir.hardware import (
     CollectiveCurve,
     Curve,
     Link,
+    MeasuredOperators,
     Provenance,
     Source,
 )
 from autoplan.ir.placement import CollectiveKind
 from autoplan.profiles.catalogue import accelerator_file
-from autoplan.profiles.schema import ByteCount, Record, Seconds, read_record
+from autoplan.profiles.schema import ByteCount, Record, Seconds, quantity, read_record
+from autoplan.units import parse_time
 
 __all__ = [
     "AttentionTiming",
@@ -34,13 +36,18 @@ __all__ = [
     "CopyTiming",
     "MatmulTiming",
     "MeasuredProfile",
+    "OperatorTiming",
     "apply_profile",
     "load_profile",
     "measured_accelerator",
     "measured_link",
+    "measured_operators",
 ]
 
 Count = Annotated[int, Field(ge=1, le=10**15)]
+MaybeNoTime = Annotated[
+    float, quantity(parse_time), Field(ge=0), PlainSerializer(lambda value: f"{value!r} s")
+]
 
 
 class MatmulTiming(Record):
@@ -58,7 +65,10 @@ class MatmulTiming(Record):
 
 
 class CopyTiming(Record):
-    """One elementwise op that moves ``moved`` bytes, read and written together."""
+    """One elementwise op that moves ``moved`` bytes, read and written together.
+
+    Of ``copies`` the result is a new tensor, of ``updates`` one of the operands.
+    """
 
     moved: Annotated[ByteCount, Field(gt=0)]
     time: Seconds
@@ -81,6 +91,27 @@ class CollectiveTiming(Record):
     time: Seconds
 
 
+class OperatorTiming(Record):
+    """One operator on one rank by its signature (`costs.signature`), or why it has no timing.
+
+    ``spread`` is the distance from the 10th to the 90th percentile of ``repeats`` timings,
+    relative to their median.
+    """
+
+    signature: Annotated[str, Field(min_length=3)]
+    forward: MaybeNoTime = 0.0
+    backward: MaybeNoTime = 0.0
+    spread: Annotated[float, Field(ge=0)] = 0.0
+    repeats: Annotated[int, Field(ge=0)] = 0
+    failure: str = ""
+
+    @model_validator(mode="after")
+    def _check(self) -> OperatorTiming:
+        if not self.failure and not self.repeats:
+            raise ValueError(f"{self.signature[:60]} has neither timings nor a failure")
+        return self
+
+
 class MeasuredProfile(Record):
     """What was measured on one machine, and on what machine."""
 
@@ -98,6 +129,8 @@ class MeasuredProfile(Record):
     copies: Annotated[tuple[CopyTiming, ...], Field(min_length=1)]
     attention: AttentionTiming
     collectives: tuple[CollectiveTiming, ...]
+    updates: tuple[CopyTiming, ...] = ()
+    operators: tuple[OperatorTiming, ...] = ()
 
     @model_validator(mode="after")
     def _check(self) -> MeasuredProfile:
@@ -152,10 +185,14 @@ def measured_accelerator(profile: MeasuredProfile, base: Accelerator) -> Acceler
         for point in profile.matmul
         if point.dtype == "float32"
     }
-    bandwidth = max(point.moved / point.time for point in profile.copies)
+    bandwidth = max(p.moved / p.time for p in (*profile.copies, *profile.updates))
     copies = {
         float(point.moved): min(1.0, point.moved / net(point.time) / bandwidth)
         for point in profile.copies
+    }
+    updates = {
+        float(point.moved): min(1.0, point.moved / net(point.time) / bandwidth)
+        for point in profile.updates
     }
     attention = profile.attention
     attention_peak = peaks.get(attention.dtype, peaks["float32"])
@@ -167,6 +204,7 @@ def measured_accelerator(profile: MeasuredProfile, base: Accelerator) -> Acceler
         "attention_efficiency",
         "memory_bandwidth",
         "memory_efficiency",
+        *(("update_efficiency",) if updates else ()),
         "kernel_latency",
     )
     kept = tuple(source for source in base.sources if source.field not in measured)
@@ -181,9 +219,17 @@ def measured_accelerator(profile: MeasuredProfile, base: Accelerator) -> Acceler
         attention_efficiency=min(1.0, attention.flop / net(attention.time) / attention_peak),
         memory_bandwidth=bandwidth,
         memory_efficiency=Curve(tuple(sorted(copies.items()))),
+        update_efficiency=Curve(tuple(sorted(updates.items()))) if updates else None,
         kernel_latency=latency,
+        operators=measured_operators(profile),
         sources=(*(Source(field, Provenance.MEASURED, said) for field in measured), *kept),
     )
+
+
+def measured_operators(profile: MeasuredProfile) -> MeasuredOperators | None:
+    """The profile's operators that could be timed; None where there are none."""
+    timed = {o.signature: (o.forward, o.backward) for o in profile.operators if not o.failure}
+    return MeasuredOperators(timed) if timed else None
 
 
 def measured_link(profile: MeasuredProfile, base: Link) -> Link:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from autoplan.costs.compute import is_view
 from autoplan.costs.data_parallel import data_parallel_times
 from autoplan.costs.memory import state_bytes
-from autoplan.costs.step import optimizer_bytes
+from autoplan.costs.step import update_traffic
 from autoplan.ir.experts import EXPERTS
 from autoplan.ir.graph import BlockClass, Graph, dtype_size
 from autoplan.ir.hardware import Accelerator, Cluster
@@ -85,7 +85,12 @@ class Roofline:
 
 
 def roofline(graph: Graph, accelerator: Accelerator) -> Roofline:
-    """Least work of the chain of a graph: products at the best rate, results written once."""
+    """Least work of the chain of a graph: products at the best rate, results written once.
+
+    Nothing where operators were measured: no peak is known that none of them beats.
+    """
+    if accelerator.operators is not None:
+        return Roofline(forward=0.0, backward=0.0, forward_latency=0.0, backward_latency=0.0)
     rate = max((peak for _, peak in accelerator.matmul_peak), default=math.inf)
     rate *= max(1.0, *(share for _, share in accelerator.matmul_efficiency.points))
     bandwidth = accelerator.memory_bandwidth
@@ -154,16 +159,14 @@ def time_bound(
     """
     mesh = configuration.mesh
     parts = mesh.tp * mesh.pp
-    update = (
-        optimizer_bytes(
-            size.trainable // parts,
-            zero=configuration.zero,
-            dp_shard=mesh.dp_shard,
-            itemsize=dtype_size(graph.dtype),
-            adam=adam,
-        )
-        / cluster.accelerator.memory_bandwidth
+    moved = update_traffic(
+        size.trainable // parts,
+        zero=configuration.zero,
+        dp_shard=mesh.dp_shard,
+        itemsize=dtype_size(graph.dtype),
+        adam=adam,
     )
+    update = (moved.in_place + moved.filled) / cluster.accelerator.memory_bandwidth
     microbatches = configuration.microbatches
     summing = _summing_time(size, configuration, dtype_size(graph.dtype), cluster)
     operators, program = operators + summing, program + summing

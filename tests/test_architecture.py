@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "schedules": DATA | {"schedules"},
     "profiles": DATA | {"profiles"},
     "costs": DATA | {"costs"},
+    "profiler": DATA | {"profiler", "rules", "costs", "profiles", "runtime"},
     "simulate": DATA | {"simulate", "schedules"},
     "solver": DATA | {"solver", "rules", "costs", "schedules", "simulate", "profiles"},
     "capture": DATA | {"capture"},
@@ -43,7 +44,7 @@ MAY_IMPORT = {
     "cli": None,
 }
 ONLY_IN = {
-    "torch": ("capture", "runtime", "verify", "profiles.measure"),
+    "torch": ("capture", "runtime", "verify", "profiles.measure", "profiler"),
     "transformers": ("capture",),
     "pulp": ("solver.lp",),
     "highspy": ("solver.lp",),

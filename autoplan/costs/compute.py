@@ -20,7 +20,9 @@ import math
 from dataclasses import dataclass
 
 from autoplan.costs.experts import Kernel, experts_kernels, local_experts
+from autoplan.costs.fanout import summed_slots
 from autoplan.costs.matmul import Product, local_products, tiled_time
+from autoplan.costs.signature import operator_signature
 from autoplan.errors import InputError
 from autoplan.ir.attention import attention_argument
 from autoplan.ir.experts import EXPERTS
@@ -37,8 +39,10 @@ __all__ = [
     "local_bytes",
     "local_extra",
     "matmul_rate",
+    "measured_time",
     "memory_time",
     "op_time",
+    "update_time",
 ]
 
 _ATTENTION = "scaled_dot_product"
@@ -123,10 +127,47 @@ def memory_time(size: float, accelerator: Accelerator) -> float:
     return size / (accelerator.memory_bandwidth * accelerator.memory_efficiency(size))
 
 
+def update_time(size: float, accelerator: Accelerator) -> float:
+    """Seconds to move ``size`` bytes of tensors that are updated where they lie.
+
+    A CPU is faster at that than at filling new memory, whose pages it must first be given.
+    """
+    curve = accelerator.update_efficiency
+    if curve is None or size <= 0:
+        return memory_time(size, accelerator)
+    return size / (accelerator.memory_bandwidth * curve(size))
+
+
 def op_time(
     op: Op, block: BlockClass, strategy: OpStrategy, ranks: int, accelerator: Accelerator
 ) -> OpTime:
-    """Seconds of local compute, forward and backward."""
+    """Seconds of local compute, forward and backward: measured where the profile has it.
+
+    Backward includes adding the gradients of inputs that other operators read too.
+    """
+    time = measured_time(op, block, strategy, ranks, accelerator)
+    if time is None:
+        time = _modelled_time(op, block, strategy, ranks, accelerator)
+    sums = 0.0
+    for slot in summed_slots(block).get(op.name, ()):
+        size = local_bytes(block.tensor(op.inputs[slot]), strategy.inputs[slot], ranks)
+        sums += update_time(3 * size, accelerator) + accelerator.kernel_latency
+    return OpTime(forward=time.forward, backward=time.backward + sums)
+
+
+def measured_time(
+    op: Op, block: BlockClass, strategy: OpStrategy, ranks: int, accelerator: Accelerator
+) -> OpTime | None:
+    """Seconds as measured on the accelerator itself; None where its profile has no such work."""
+    if accelerator.operators is None:
+        return None
+    found = accelerator.operators.find(operator_signature(op, block, strategy, ranks))
+    return None if found is None else OpTime(forward=found[0], backward=found[1])
+
+
+def _modelled_time(
+    op: Op, block: BlockClass, strategy: OpStrategy, ranks: int, accelerator: Accelerator
+) -> OpTime:
     if op.target == EXPERTS:
         region = local_experts(op, block, strategy, ranks)
         forward_kernels, backward_kernels = experts_kernels(region)

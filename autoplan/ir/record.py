@@ -36,7 +36,14 @@ from autoplan.ir.plan import (
 )
 from autoplan.ir.strategy import InnerCollective, OpStrategy
 
-__all__ = ["graph_from_record", "graph_to_record", "strategies_from_record", "strategy_to_record"]
+__all__ = [
+    "graph_from_record",
+    "graph_to_record",
+    "op_from_record",
+    "op_to_record",
+    "strategies_from_record",
+    "strategy_to_record",
+]
 
 ClassStrategies = Mapping[str, OpStrategy]
 
@@ -57,7 +64,7 @@ def graph_to_record(
         classes.append(
             BlockClassRecord(
                 name=block.name,
-                ops=tuple(_op_to_record(op, chosen.get(op.name)) for op in block.ops),
+                ops=tuple(op_to_record(op, chosen.get(op.name)) for op in block.ops),
                 tensors=tuple(map(_tensor_to_record, block.tensors)),
                 inputs=block.inputs,
                 outputs=block.outputs,
@@ -73,7 +80,7 @@ def graph_to_record(
         dtype=graph.dtype,
         micro_batch_size=graph.micro_batch_size,
         inputs=tuple(map(_tensor_to_record, graph.inputs)),
-        shared_ops=tuple(_op_to_record(op, None) for op in graph.shared_ops),
+        shared_ops=tuple(op_to_record(op, None) for op in graph.shared_ops),
         shared_tensors=tuple(map(_tensor_to_record, graph.shared_tensors)),
         classes=tuple(classes),
         instances=tuple(
@@ -105,12 +112,12 @@ def graph_from_record(record: GraphRecord) -> Graph:
         dtype=record.dtype,
         micro_batch_size=record.micro_batch_size,
         inputs=tuple(map(_tensor_from_record, record.inputs)),
-        shared_ops=tuple(map(_op_from_record, record.shared_ops)),
+        shared_ops=tuple(map(op_from_record, record.shared_ops)),
         shared_tensors=tuple(map(_tensor_from_record, record.shared_tensors)),
         classes=tuple(
             BlockClass(
                 name=c.name,
-                ops=tuple(map(_op_from_record, c.ops)),
+                ops=tuple(map(op_from_record, c.ops)),
                 tensors=tuple(map(_tensor_from_record, c.tensors)),
                 inputs=c.inputs,
                 outputs=c.outputs,
@@ -205,7 +212,8 @@ def _tensor_from_record(record: TensorRecord) -> Tensor:
     )
 
 
-def _op_to_record(op: Op, strategy: OpStrategy | None) -> OpRecord:
+def op_to_record(op: Op, strategy: OpStrategy | None) -> OpRecord:
+    """Record of an operator, with its strategy where one is chosen."""
     return OpRecord(
         name=op.name,
         target=op.target,
@@ -223,7 +231,8 @@ def _op_to_record(op: Op, strategy: OpStrategy | None) -> OpRecord:
     )
 
 
-def _op_from_record(record: OpRecord) -> Op:
+def op_from_record(record: OpRecord) -> Op:
+    """Operator of a record."""
     return Op(
         name=record.name,
         target=record.target,

@@ -10,22 +10,61 @@ import datetime
 import json
 import os
 import platform
-import subprocess
-import sys
 import tempfile
-import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-import autoplan
-from autoplan.errors import AutoplanError, UsageError
+from autoplan.errors import UsageError
+from autoplan.profiles.measure.ranks import run_ranks
 from autoplan.profiles.measured import MeasuredProfile
 
-__all__ = ["measure_cpu", "write_profile"]
+__all__ = ["Machine", "measure_cpu", "this_machine", "write_profile"]
 
 _TIMEOUT = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What a measurement depends on besides the code: a CPU, its cores and their use, torch."""
+
+    name: str
+    cores: int
+    ranks: int
+    threads: int
+    torch: str
+
+    def measured(self, profile: MeasuredProfile) -> str:
+        """How a profile differs from this machine; empty when it was measured on one like it."""
+        pairs = {
+            "device": (profile.device_name, self.name),
+            "cores": (profile.cores, self.cores),
+            "ranks": (profile.ranks, self.ranks),
+            "threads a rank": (profile.threads_per_rank, self.threads),
+            "torch": (profile.torch, self.torch),
+        }
+        return ", ".join(
+            f"{what} {theirs}, here {ours}"
+            for what, (theirs, ours) in pairs.items()
+            if theirs != ours
+        )
+
+
+def this_machine(ranks: int) -> Machine:
+    """The machine at hand with ``ranks`` processes that share its cores."""
+    if not 1 <= ranks <= 64:
+        raise UsageError(f"can't measure with {ranks} ranks", hint="give 1 to 64")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = cores or 1
+    return Machine(
+        name=_cpu_name(),
+        cores=cores,
+        ranks=ranks,
+        threads=max(1, cores // ranks),
+        torch=torch.__version__,
+    )
 
 
 def measure_cpu(
@@ -40,23 +79,19 @@ def measure_cpu(
     About a minute for two ranks; ``quick`` takes about half of it, with fewer sizes and
     repeats. ``tiny`` measures only small sizes, to try the machinery, not to plan with.
     """
-    if not 1 <= ranks <= 64:
-        raise UsageError(f"can't measure with {ranks} ranks", hint="give 1 to 64")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    cores = cores or 1
-    threads = max(1, cores // ranks)
+    machine = this_machine(ranks)
     size = "tiny" if tiny else "quick" if quick else "full"
     with tempfile.TemporaryDirectory(prefix="autoplan-profile-") as folder:
-        timings = _run_workers(ranks, threads, size, Path(folder), progress or _silent)
+        timings = _run_workers(ranks, machine.threads, size, Path(folder), progress or _silent)
     return MeasuredProfile.model_validate(
         {
             "schema_version": 1,
             "device": "cpu",
-            "device_name": _cpu_name(),
-            "cores": cores,
+            "device_name": machine.name,
+            "cores": machine.cores,
             "ranks": ranks,
-            "threads_per_rank": threads,
-            "torch": torch.__version__,
+            "threads_per_rank": machine.threads,
+            "torch": machine.torch,
             "date": datetime.date.today().isoformat(),
             "memory": f"{_memory()} B",
             **timings,
@@ -86,58 +121,19 @@ def _run_workers(
     ranks: int, threads: int, size: str, folder: Path, progress: Callable[[str], None]
 ) -> dict[str, object]:
     result = folder / "timings.json"
-    environment = dict(os.environ)
-    package = str(Path(autoplan.__file__).resolve().parent.parent)
-    paths = [package, *environment.get("PYTHONPATH", "").split(os.pathsep)]
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-    environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(threads)
-    workers: list[subprocess.Popen[str]] = []
-    logs = [folder / f"rank{rank}.log" for rank in range(ranks)]
-    try:
-        for rank, log in enumerate(logs):
-            command = [
-                sys.executable, "-m", "autoplan.profiles.measure.worker",
-                str(rank), str(ranks), str(threads), size, str(folder / "store"), str(result),
-            ]  # fmt: skip
-            with log.open("w") as stderr:
-                worker = subprocess.Popen(
-                    command,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=stderr,
-                    text=True,
-                )
-            workers.append(worker)
-        watchdog = threading.Timer(_TIMEOUT, _kill, (workers,))
-        watchdog.start()
-        try:
-            for line in workers[0].stdout or ():
-                progress(line.rstrip())
-            codes = [worker.wait() for worker in workers]
-        finally:
-            watchdog.cancel()
-    finally:
-        _kill(workers)
-        for worker in workers:
-            worker.wait()
-            if worker.stdout is not None:
-                worker.stdout.close()
-    for rank, code in enumerate(codes):
-        if code != 0:
-            last = logs[rank].read_text(errors="replace").strip().splitlines()[-1:]
-            raise AutoplanError(
-                f"measuring failed on rank {rank} with code {code}: {''.join(last) or 'no output'}",
-                hint="fewer ranks, or a machine with more free memory, may do",
-            )
+    run_ranks(
+        "autoplan.profiles.measure.worker",
+        [
+            (str(rank), str(ranks), str(threads), size, str(folder / "store"), str(result))
+            for rank in range(ranks)
+        ],
+        threads=threads,
+        folder=folder,
+        timeout=_TIMEOUT,
+        progress=progress,
+    )
     timings: dict[str, object] = json.loads(result.read_text(encoding="utf-8"))
     return timings
-
-
-def _kill(workers: list[subprocess.Popen[str]]) -> None:
-    for worker in workers:
-        if worker.poll() is None:
-            worker.kill()
 
 
 def _memory() -> int:

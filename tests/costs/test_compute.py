@@ -155,13 +155,14 @@ def attention(causal):
     op = Op(
         name="sdpa",
         target="aten.scaled_dot_product_attention.default",
-        args=(Ref("x"), Ref("x"), Ref("x"), None, 0.0, causal),
+        args=(Ref("q"), Ref("k"), Ref("v"), None, 0.0, causal),
         outputs=("y",),
         flop=flop,
         flop_backward=5 * flop // 2,
         saved_extra=4 * heads * length,
     )
-    made = make_block([op], [tensor("x", shape, TensorKind.BOUNDARY), tensor("y", shape)])
+    read = [tensor(name, shape, TensorKind.BOUNDARY) for name in "qkv"]
+    made = make_block([op], [*read, tensor("y", shape)])
     return time_of(made, strategy([R, R, R], [R])), flop
 
 

@@ -1,0 +1,1 @@
+"""Measuring the operators that the plans of a model would run, on the machine itself."""

@@ -1,0 +1,124 @@
+"""Measure targets with one process a rank, and keep what is measured through a kill."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from autoplan.profiler.targets import Target, targets_to_json
+from autoplan.profiles.measure.ranks import run_ranks
+from autoplan.profiles.measure.run import Machine
+from autoplan.profiles.measured import OperatorTiming
+from autoplan.units import format_time
+
+__all__ = ["journal_path", "measure_operators", "read_journal"]
+
+_BUDGET = 0.12  # seconds of repeats an operator, at least three rounds of it
+_LONGEST = 3600.0 * 12
+
+
+def journal_path(profile: Path) -> Path:
+    """File beside a profile that fills while its operators are measured."""
+    return profile.with_name(profile.name + ".journal")
+
+
+def read_journal(path: Path, machine: Machine) -> tuple[OperatorTiming, ...]:
+    """Timings in a journal of this machine; none from one of another, and no half lines."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ()
+    if not lines or lines[0] != _heading(machine):
+        return ()
+    timings: dict[str, OperatorTiming] = {}
+    for line in lines[1:]:
+        try:
+            timing = _timing(json.loads(line))
+        except (ValueError, KeyError, TypeError):
+            continue  # the kill fell into this line: it is measured again
+        timings[timing.signature] = timing
+    return tuple(timings.values())
+
+
+def measure_operators(
+    targets: Sequence[Target],
+    machine: Machine,
+    journal: Path,
+    progress: Callable[[str], None],
+    *,
+    device: str = "cpu",
+    budget: float = _BUDGET,
+) -> tuple[OperatorTiming, ...]:
+    """Timings of the targets; what the journal holds already isn't measured again."""
+    known = {timing.signature: timing for timing in read_journal(journal, machine)}
+    left = [target for target in targets if target.signature not in known]
+    if left:
+        if not known:
+            journal.write_text(_heading(machine) + "\n", encoding="utf-8")
+        elif not journal.read_text(encoding="utf-8", errors="replace").endswith("\n"):
+            with journal.open("a", encoding="utf-8") as file:
+                file.write("\n")
+        with tempfile.TemporaryDirectory(prefix="autoplan-operators-") as name:
+            _measure(left, machine, journal, Path(name), progress, device, budget)
+        known = {timing.signature: timing for timing in read_journal(journal, machine)}
+    return tuple(known[t.signature] for t in targets if t.signature in known)
+
+
+def _measure(
+    targets: Sequence[Target],
+    machine: Machine,
+    journal: Path,
+    folder: Path,
+    progress: Callable[[str], None],
+    device: str,
+    budget: float,
+) -> None:
+    task = folder / "task.json"
+    task.write_text(
+        json.dumps(
+            {
+                "ranks": machine.ranks,
+                "threads": machine.threads,
+                "device": device,
+                "budget": budget,
+                "journal": str(journal.resolve()),
+                "targets": json.loads(targets_to_json(targets)),
+            }
+        ),
+        encoding="utf-8",
+    )
+    started = time.monotonic()
+
+    def say(line: str) -> None:
+        if not line.isdecimal():
+            return
+        done = int(line)
+        left = (time.monotonic() - started) / done * (len(targets) - done)
+        progress(f"operator {done} of {len(targets)}, {format_time(left)} left")
+
+    run_ranks(
+        "autoplan.profiler.worker",
+        [(str(task), str(rank), str(folder / "store")) for rank in range(machine.ranks)],
+        threads=machine.threads,
+        folder=folder,
+        timeout=_LONGEST,
+        progress=say,
+    )
+
+
+def _heading(machine: Machine) -> str:
+    return json.dumps({"journal": 1, **asdict(machine)}, sort_keys=True)
+
+
+def _timing(line: dict[str, object]) -> OperatorTiming:
+    seconds = {key: f"{line[key]!r} s" for key in ("forward", "backward") if "failure" not in line}
+    try:
+        return OperatorTiming.model_validate({**line, **seconds})
+    except ValidationError as error:
+        raise ValueError(str(error)) from error

@@ -1,0 +1,192 @@
+"""One rank of a measurement: ``python -m autoplan.profiler.worker TASK RANK STORE``.
+
+Ranks on one machine share its cores and memory, so all measure the same target at a time.
+An operator runs on several sets of operands one after another, whose results are all held until
+their backward, latest first, as a training step does: so what is read in the forward has just
+been written, what backward reads has not been touched for a while, and memory that was freed is
+used again as often as in a step.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from autoplan.profiler.clock import Stopwatch
+from autoplan.profiler.operator import Operands, Operator
+from autoplan.profiler.silence import silent_collectives
+
+__all__ = ["Timing", "main", "measure"]
+
+_MOST_SETS = 16
+_LEAST_ROUNDS = 3
+_MOST_ROUNDS = 50
+_HELD = 2**27  # bytes of operands and results that all sets may hold together
+
+Timing = dict[str, Any]
+
+
+def main(argv: list[str]) -> None:
+    """Measure the targets of a task; rank 0 appends each to the task's journal at once."""
+    task = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
+    rank, ranks = int(argv[1]), int(task["ranks"])
+    torch.set_num_threads(int(task["threads"]))
+    torch.manual_seed(rank)
+    device = torch.device(task["device"], rank) if task["device"] == "cuda" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if ranks > 1:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{argv[2]}",
+            rank=rank,
+            world_size=ranks,
+            timeout=timedelta(minutes=10),
+        )
+    with Path(task["journal"]).open("a", encoding="utf-8") as journal:
+        for index, record in enumerate(task["targets"]):
+            timing = _shared(_timing(record, device, float(task["budget"])), ranks)
+            if rank == 0:
+                journal.write(json.dumps(timing) + "\n")
+                journal.flush()
+                print(index + 1, flush=True)
+    if ranks > 1:
+        dist.destroy_process_group()
+
+
+def _timing(record: dict[str, Any], device: torch.device, budget: float) -> Timing:
+    try:
+        return measure(Operator(record, device), device, budget)
+    except (RuntimeError, ValueError, IndexError, NotImplementedError, MemoryError) as error:
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "alloc" in str(error):
+            return {"signature": record["signature"], "failure": "out of memory"}
+        reason = (str(error).splitlines() or [""])[0]
+        return {
+            "signature": record["signature"],
+            "failure": f"{type(error).__name__}: {reason}"[:200],
+        }
+
+
+def _shared(timing: Timing, ranks: int) -> Timing:
+    """Mean over the ranks, of whom each must have measured it."""
+    if ranks == 1:
+        return timing
+    everyones: list[Timing] = [{}] * ranks
+    dist.all_gather_object(everyones, timing)
+    failed = [t for t in everyones if "failure" in t]
+    if failed:
+        return failed[0]
+    return {
+        "signature": timing["signature"],
+        "forward": statistics.fmean(t["forward"] for t in everyones),
+        "backward": statistics.fmean(t["backward"] for t in everyones),
+        "spread": max(t["spread"] for t in everyones),
+        "repeats": min(t["repeats"] for t in everyones),
+    }
+
+
+def measure(operator: Operator, device: torch.device, budget: float) -> Timing:
+    """Median seconds of forward and backward, and the spread of their sum, within a budget."""
+    watch = Stopwatch(device)
+    with silent_collectives(watch.exclude):
+        started = time.perf_counter()
+        empty = _empty_backward(watch, device)
+        held = _bytes(operator, watch)
+        once = time.perf_counter() - started
+        sets = max(1, min(_MOST_SETS, _HELD // max(1, held)))
+        sets = max(1, min(sets, int(budget / max(once, 1e-9))))
+        operands = [operator.operands() for _ in range(sets)]
+        forwards: list[float] = []
+        backwards: list[float] = []
+        rounds = 0
+        started = time.perf_counter()
+        while rounds < _LEAST_ROUNDS or (
+            time.perf_counter() - started < budget and rounds < _MOST_ROUNDS
+        ):
+            timed = _round(operator, operands, watch)
+            if rounds or budget < once:  # the first warms up
+                forwards += [forward for forward, _ in timed]
+                backwards += [max(0.0, backward - empty) for _, backward in timed]
+            rounds += 1
+            if time.perf_counter() - started > 4 * budget and rounds > 1:
+                break
+    sums = sorted(f + b for f, b in zip(forwards, backwards, strict=True))
+    low, high = sums[len(sums) // 10], sums[len(sums) * 9 // 10]
+    return {
+        "signature": operator.signature,
+        "forward": statistics.median(forwards),
+        "backward": statistics.median(backwards),
+        "spread": (high - low) / max(statistics.median(sums), 1e-9),
+        "repeats": len(sums),
+    }
+
+
+def _bytes(operator: Operator, watch: Stopwatch) -> int:
+    """Bytes that one set of operands and results takes; runs the operator once."""
+    operands = operator.operands()
+    results = operator(Operator.unkept(operands))
+    _backward(results, _seeds(results), watch)
+    return sum(x.numel() * x.element_size() for x in (*operands, *results))
+
+
+def _empty_backward(watch: Stopwatch, device: torch.device) -> float:
+    """Seconds that torch takes to start a backward, which a step does once."""
+    x = torch.ones(8, device=device, requires_grad=True)
+    seed = [torch.ones(8, device=device)]
+    return statistics.median(_backward([Operator.unkept([x])[0]], seed, watch) for _ in range(21))
+
+
+def _round(
+    operator: Operator, operands: list[Operands], watch: Stopwatch
+) -> list[tuple[float, float]]:
+    """Seconds of forward and backward of each set."""
+    forwards: list[float] = []
+    held: list[list[Tensor]] = []
+    for one in operands:
+        for x in one:
+            _touch(x)
+        inputs = Operator.unkept(one)
+        made: list[list[Tensor]] = []
+        forwards.append(watch(_run(operator, inputs, made)))
+        held.append(made[0])
+        del inputs
+    backwards: list[float] = []
+    seeds = _seeds(held[0])
+    while held:
+        backwards.append(_backward(held.pop(), seeds, watch))
+    return list(zip(forwards, reversed(backwards), strict=True))
+
+
+def _run(operator: Operator, inputs: Operands, made: list[list[Tensor]]) -> Callable[[], None]:
+    return lambda: made.append(operator(inputs))
+
+
+def _touch(x: Tensor) -> None:
+    """Bring a tensor to where it would be if it had just been computed."""
+    with torch.no_grad():
+        x.add_(0) if x.dtype != torch.bool else x.logical_not_().logical_not_()
+
+
+def _seeds(results: list[Tensor]) -> list[Tensor]:
+    return [torch.rand_like(y) for y in results if y.requires_grad]
+
+
+def _backward(results: list[Tensor], seeds: list[Tensor], watch: Stopwatch) -> float:
+    wanted = [y for y in results if y.requires_grad]
+    if not wanted:
+        return 0.0
+    return watch(lambda: torch.autograd.backward(wanted, seeds))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
