@@ -127,8 +127,18 @@ def price(
     if worst.peak > memory_limit:
         return Overflow(configuration=configuration, peak_memory=worst.peak, memory=worst)
     times = [
-        _stage_time(graph, configuration, point, blocks, *span, shared_time, cluster)
-        for span in cut.ranges
+        _stage_time(
+            graph,
+            configuration,
+            point,
+            blocks,
+            first,
+            last,
+            shared_time,
+            cluster,
+            dtype_size(graph.dtype),
+        )
+        for first, last in cut.ranges
     ]
     return _finish(graph, configuration, point, cluster, cut, times, memories, sends, adam)
 
@@ -336,6 +346,7 @@ def _stage_time(
     last: int,
     shared: float,
     cluster: Cluster,
+    itemsize: int,
 ) -> StageTime:
     chosen = graph.instances[first:last]
     return stage_time(
@@ -345,9 +356,7 @@ def _stage_time(
         microbatches=configuration.microbatches,
         recompute=configuration.recompute,
         shared=shared,
-        partial_grad=_partial_grad_time(
-            configuration, point, chosen, cluster, dtype_size(graph.dtype)
-        ),
+        partial_grad=_partial_grad_time(configuration, point, chosen, cluster, itemsize),
         overlaps=configuration.sync.overlaps,
     )
 
@@ -404,9 +413,6 @@ def _finish(
         forward = [time.forward for time in times]
         backward = [time.backward for time in times]
         crossing = [sends[last - 1] for _, last in cut.ranges[:-1]]
-        if configuration.blocking_sends:
-            forward = [t + c for t, c in zip(forward, [*crossing, 0.0], strict=True)]
-            backward = [t + c for t, c in zip(backward, [0.0, *crossing], strict=True)]
         timeline = simulate_pipeline(
             configuration.schedule,
             forward,
