@@ -369,9 +369,6 @@ def _finish(
         forward = [time.forward for time in times]
         backward = [time.backward for time in times]
         crossing = [sends[last - 1] for _, last in cut.ranges[:-1]]
-        if configuration.blocking_sends:
-            forward = [t + c for t, c in zip(forward, [*crossing, 0.0], strict=True)]
-            backward = [t + c for t, c in zip(backward, [0.0, *crossing], strict=True)]
         timeline = simulate_pipeline(
             configuration.schedule,
             forward,

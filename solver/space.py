@@ -39,11 +39,7 @@ _CHOICES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """One point of the outer space.
-
-    ``blocking_sends``: a stage can't compute while it sends to another, as in DeepSpeed's
-    pipelines; a plan's own program sends beside its compute.
-    """
+    """One point of the outer space."""
 
     mesh: Mesh
     micro_batch_size: int
@@ -52,7 +48,6 @@ class Configuration:
     recompute: bool
     schedule: str
     sync: GradientSync = AS_PLANNED
-    blocking_sends: bool = False
 
     @property
     def pipelined(self) -> bool:

@@ -89,7 +89,6 @@ def run_of(row: Row) -> Run:
         recompute=_recompute(row),
         schedule="none" if row.pp == 1 else "1f1b",
         sync=sync,
-        blocking_sends=row.file == "bloom_prequel",
     )
     return Run(
         row=row,

@@ -15,7 +15,6 @@ from autoplan.ir.placement import CollectiveKind, Replicate, Shard
 from autoplan.profiles import load_cluster
 from benchmarks.accuracy.__main__ import main
 from benchmarks.accuracy.layout import megatron_point, megatron_strategies, tp_group
-from benchmarks.accuracy.published import _Pricer
 from benchmarks.accuracy.rows import Skip, read_rows
 from benchmarks.accuracy.systems import run_of
 
@@ -176,23 +175,3 @@ def test_functions_around_collectives_take_the_host_in_both_passes():
     # Two sums after rows and two before columns.
     assert called.forward == pytest.approx(plain.forward + 4)
     assert called.backward == pytest.approx(plain.backward + 4)
-
-
-def test_a_stage_that_sends_does_not_compute(tmp_path):
-    path = write(tmp_path / "vtrain.csv", {"n_gpus": "4", "gpus_per_node": "2"})
-    ((_, row),) = read_rows(path)
-    run = run_of(row)
-    pricer = _Pricer()
-    beside, blocked = (
-        pricer.price(
-            replace(run, configuration=replace(run.configuration, blocking_sends=blocking))
-        )
-        for blocking in (False, True)
-    )
-    boundary = 2 * 128 * 256 * 2
-    send = run.cluster.inter.latency + boundary / run.cluster.inter.bandwidth
-    # The round trip of two microbatches in flight grows by two sends.
-    microbatches = run.configuration.microbatches
-    assert blocked.pipeline_time - beside.pipeline_time == pytest.approx(
-        microbatches * send, abs=2 * send
-    )
