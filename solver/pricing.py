@@ -229,15 +229,23 @@ def _blocks(
                 ),
             )
         )
-        again = configuration.recompute
+        again, held = configuration.recompute, cost.held
+        # A block that is run again saves everything but its inputs, which were kept.
+        inputs = zip(held.inputs, held.saved_inputs, strict=True)
+        restored = cost.saved - sum(size for size, saved in inputs if saved) if again else 0
         memories.append(
             BlockMemory(
                 numel=numel,
                 trainable=learnt,
                 kept=cost.boundary if again else cost.saved,
-                working=cost.transient + (cost.saved if again else 0),
+                working=cost.transient + restored,
                 boundary_in=cost.boundary,
                 boundary_out=cost.boundary_out,
+                fresh=max(held.forward, held.fresh) + restored,
+                inputs=held.inputs,
+                kept_inputs=(True,) * len(held.inputs) if again else held.saved_inputs,
+                kept_outputs=tuple(kept and not again for kept in held.saved_outputs),
+                passed=held.passed,
             )
         )
     return _Blocks(tuple(times), tuple(memories))

@@ -62,6 +62,7 @@ class Configuration:
             adam=adam,
             pipelined=self.pipelined,
             microbatches=self.microbatches,
+            replicated=self.mesh.dp > 1,
         )
 
     def gradient_bytes(self, itemsize: int) -> float:
