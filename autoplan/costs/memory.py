@@ -179,7 +179,8 @@ def stage_memory(
     transient = max(peak - activations, update_bytes(trainable, settings) - activations - buckets)
     return StageMemory(
         parameters=parameters,
-        gradients=gradients,
+        # Less those that don't exist yet when most is held.
+        gradients=gradients + min(0, transient),
         optimizer=optimizer,
         activations=activations,
         transient=max(0, transient),
