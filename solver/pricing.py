@@ -104,7 +104,8 @@ def price(
     shared_time, shared_bytes = shared_costs(graph, cluster)
     resident = sum(math.prod(b.shape) * dtype_size(b.dtype) for b in graph.buffers)
     blocks = _blocks(graph, configuration, point, cluster)
-    settings = configuration.memory_settings(dtype_size(graph.dtype), adam=adam)
+    itemsize = dtype_size(graph.dtype)
+    settings = configuration.memory_settings(itemsize, adam=adam)
     stages = configuration.mesh.pp
     flights = [
         in_flight(configuration.schedule, stage, stages, configuration.microbatches)
@@ -127,15 +128,7 @@ def price(
         return Overflow(configuration=configuration, peak_memory=worst.peak, memory=worst)
     times = [
         _stage_time(
-            graph,
-            configuration,
-            point,
-            blocks,
-            first,
-            last,
-            shared_time,
-            cluster,
-            dtype_size(graph.dtype),
+            graph, configuration, point, blocks, first, last, shared_time, cluster, itemsize
         )
         for first, last in cut.ranges
     ]
