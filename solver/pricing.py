@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from autoplan.costs.compute import op_time
 from autoplan.costs.data_parallel import data_parallel_times
 from autoplan.costs.memory import (
     BlockMemory,
@@ -22,11 +21,9 @@ from autoplan.costs.memory import (
     unit_bytes,
 )
 from autoplan.costs.step import BlockTime, StageTime, stage_time, update_traffic
-from autoplan.ir.graph import BlockClass, Graph, dtype_size
+from autoplan.ir.graph import Graph, dtype_size
 from autoplan.ir.hardware import Cluster
 from autoplan.ir.optimizer import UpdateRule
-from autoplan.ir.placement import Replicate
-from autoplan.ir.strategy import OpStrategy
 from autoplan.schedules import in_flight
 from autoplan.simulate import Messages, simulate_pipeline
 from autoplan.solver.between import (
@@ -39,6 +36,7 @@ from autoplan.solver.between import (
 )
 from autoplan.solver.blocks import ModelPoint
 from autoplan.solver.inter import ChainItem, StageCut, cut_stages
+from autoplan.solver.shared import shared_costs
 from autoplan.solver.space import Configuration
 
 __all__ = ["Overflow", "Priced", "StageOutcome", "parameter_time", "price"]
@@ -166,30 +164,6 @@ def parameter_time(
     return (moved.seconds(cluster.accelerator) + sums) / (elements * itemsize)
 
 
-def shared_costs(graph: Graph, cluster: Cluster) -> tuple[float, int]:
-    """Seconds and bytes of running every shared operator once."""
-    block = BlockClass(
-        name="shared",
-        ops=graph.shared_ops,
-        tensors=graph.shared_tensors,
-        inputs=(),
-        outputs=(),
-        parameters=(),
-        buffers=(),
-        shared=(),
-    )
-    seconds = 0.0
-    for op in graph.shared_ops:
-        whole = OpStrategy(
-            inputs=(Replicate(),) * len(op.inputs), outputs=(Replicate(),) * len(op.outputs)
-        )
-        seconds += op_time(op, block, whole, 1, cluster.accelerator).forward
-    by_name = {tensor.name: tensor for tensor in graph.shared_tensors}
-    produced = [by_name[name] for op in graph.shared_ops for name in op.outputs]
-    size = sum(tensor.size for tensor in produced if tensor.base == tensor.name)
-    return seconds, size
-
-
 def _blocks(
     graph: Graph, configuration: Configuration, point: ModelPoint, cluster: Cluster
 ) -> _Blocks:
@@ -223,15 +197,23 @@ def _blocks(
                 ),
             )
         )
-        again = configuration.recompute
+        again, held = configuration.recompute, cost.held
+        # A block that is run again saves everything but its inputs, which were kept.
+        inputs = zip(held.inputs, held.saved_inputs, strict=True)
+        restored = cost.saved - sum(size for size, saved in inputs if saved) if again else 0
         memories.append(
             BlockMemory(
                 numel=numel,
                 trainable=learnt,
                 kept=cost.boundary if again else cost.saved,
-                working=cost.transient + (cost.saved if again else 0),
+                working=cost.transient + restored,
                 boundary_in=cost.boundary,
                 boundary_out=cost.boundary_out,
+                fresh=max(held.forward, held.fresh) + restored,
+                inputs=held.inputs,
+                kept_inputs=(True,) * len(held.inputs) if again else held.saved_inputs,
+                kept_outputs=tuple(kept and not again for kept in held.saved_outputs),
+                passed=held.passed,
             )
         )
     return _Blocks(tuple(times), tuple(memories))

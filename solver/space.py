@@ -63,6 +63,7 @@ class Configuration:
             update=update,
             pipelined=self.pipelined,
             microbatches=self.microbatches,
+            replicated=self.mesh.dp > 1,
         )
 
     def gradient_bytes(self, itemsize: int) -> float:

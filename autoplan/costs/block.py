@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autoplan.costs.compute import OpTime, dispatches, local_bytes
-from autoplan.costs.liveness import liveness
+from autoplan.costs.liveness import Liveness, liveness
 from autoplan.costs.terms import BlockTerms, block_terms, parameter_states
 from autoplan.ir.graph import BlockClass, dtype_size
 from autoplan.ir.hardware import Accelerator, Cluster
@@ -54,7 +54,8 @@ class BlockCost:
     host, which issues operators ahead of it within a pass), ``tp_forward`` and ``tp_backward``
     collectives of the model axis. ``saved`` is bytes kept from forward to backward; ``boundary``
     those of the boundary inputs, all that full recompute keeps; ``boundary_out`` those handed on.
-    ``transient`` is the larger peak of temporaries in forward or of gradients in backward.
+    ``transient`` is the larger peak of temporaries in forward or of gradients in backward,
+    where ``held`` has what happens at the ends and to the gradients of parameters.
     ``parameters`` lists (local name, local elements, bytes of one), ``partial_grads`` the
     names whose gradient needs an all_reduce once a step.
     """
@@ -67,6 +68,7 @@ class BlockCost:
     boundary: int
     boundary_out: int
     transient: int
+    held: Liveness
     parameters: tuple[tuple[str, int, int], ...]
     partial_grads: tuple[str, ...]
 
@@ -115,6 +117,7 @@ def block_cost(
         boundary=_local_sum(block, block.inputs, boundary_in, ranks),
         boundary_out=_local_sum(block, block.outputs, boundary_out, ranks),
         transient=max(bytes_held.forward, bytes_held.backward),
+        held=bytes_held,
         parameters=tuple(
             (name, *_parameter(block, name, states[name][0], ranks)) for name in block.parameters
         ),

@@ -13,10 +13,12 @@ ZeRO   parameters  gradients                      optimizer (AdamW)
 Moments of `UpdateRule.moment_bits` take their part of the 8, with scales where they are blocks
 of 8 bits; a master is left out without `UpdateRule.master`, which only ZeRO 0 and 1 can be.
 
-With FSDP2 (2, 3) the gathered parameters come on top: all of the stage's at level 2, two
-units (one computing, one prefetched) at level 3. In a pipeline the gradients of all
-microbatches accumulate unsharded and gathered parameters stay until the step ends, which is
-what torch's pipelining does with FSDP2. The limit of a plan applies to the sum of all parts.
+With DDP (0, 1) and several microbatches the gradients of all but the last are summed outside
+DDP's buckets, which exist besides. With FSDP2 (2, 3) the gathered parameters come on top: all
+of the stage's at level 2, two units (one computing, one arriving) at level 3. In a pipeline the
+gradients of all microbatches accumulate unsharded and gathered parameters stay until the step
+ends, which is what torch's pipelining does with FSDP2. The limit of a plan applies to the sum
+of all parts.
 """
 
 from __future__ import annotations
@@ -44,7 +46,10 @@ class BlockMemory:
 
     ``numel`` excludes parameters that an earlier block of the same stage already holds.
     ``kept`` is bytes held from forward to backward of one microbatch; ``working`` the
-    largest temporary of its forward, backward or recompute.
+    largest temporary of its forward, backward or recompute, ``fresh`` likewise with gradients
+    of parameters that did not exist before and stay. ``inputs`` is bytes of the tensors that
+    enter, ``kept_inputs`` which of them are in ``kept``; an output is kept by the block, or is
+    the input that ``passed`` says (-1: none).
     """
 
     numel: int
@@ -53,11 +58,16 @@ class BlockMemory:
     working: int
     boundary_in: int
     boundary_out: int
+    fresh: int
+    inputs: tuple[int, ...]
+    kept_inputs: tuple[bool, ...]
+    kept_outputs: tuple[bool, ...]
+    passed: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySettings:
-    """Choices that set bytes for each parameter."""
+    """Choices that set bytes for each parameter; ``replicated``: on several data ranks."""
 
     zero: int
     dp_shard: int
@@ -65,6 +75,7 @@ class MemorySettings:
     update: UpdateRule
     pipelined: bool
     microbatches: int
+    replicated: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,24 +169,108 @@ def stage_memory(
     numel = sum(block.numel for block in blocks)
     trainable = sum(block.trainable for block in blocks)
     parameters, gradients, optimizer, gathered = state_bytes(numel, trainable, settings)
-    kept = sum(block.kept for block in blocks)
-    buffers = gathered + shared * in_flight + resident
-    if settings.zero >= 2:
-        held = settings.itemsize if gathered else 2 * settings.itemsize
-        buffers += tied * held
+    buckets = _bucket_bytes(trainable, settings)
+    buffers = gathered + shared * in_flight + resident + buckets
+    if settings.zero >= 2 and not gathered:
+        buffers += tied * settings.itemsize
+    received = 0
     if settings.pipelined and blocks:
         received, sent = blocks[0].boundary_in, blocks[-1].boundary_out
         buffers += boundary_bytes(received, sent, in_flight, settings.microbatches)
-    transient = max(
-        (block.working + unit_bytes(block.numel, settings) for block in blocks), default=0
-    )
+    kept = _kept(blocks, received=received > 0)
+    activations = sum(kept) * in_flight
+    peak = activations - sum(kept) + _pass_peak(blocks, kept, settings, tied)
     # The update begins when the activations are gone.
-    transient = max(transient, update_bytes(trainable, settings) - kept * in_flight)
+    transient = max(peak - activations, update_bytes(trainable, settings) - activations - buckets)
     return StageMemory(
         parameters=parameters,
-        gradients=gradients,
+        # Less those that don't exist yet when most is held.
+        gradients=gradients + min(0, transient),
         optimizer=optimizer,
-        activations=kept * in_flight,
-        transient=transient,
+        activations=activations,
+        transient=max(0, transient),
         buffers=buffers,
     )
+
+
+def _bucket_bytes(trainable: int, settings: MemorySettings) -> int:
+    """Bytes of DDP's buckets beside the gradients that microbatches before the last left."""
+    besides = settings.zero <= 1 and settings.replicated and settings.microbatches > 1
+    return trainable * settings.itemsize if besides else 0
+
+
+def _kept(blocks: Sequence[BlockMemory], *, received: bool) -> list[int]:
+    """Bytes that each block keeps besides what those before it keep already.
+
+    What a stage has ``received`` is in its buffers.
+    """
+    added = []
+    held = tuple(received for _ in blocks[0].inputs) if blocks else ()
+    for block in blocks:
+        # The first block of a model reads nothing from a block.
+        before = held if len(held) == len(block.inputs) else (False,) * len(block.inputs)
+        twice = sum(
+            size
+            for size, kept, already in zip(block.inputs, block.kept_inputs, before, strict=True)
+            if kept and already
+        )
+        added.append(block.kept - twice)
+        held = tuple(
+            kept or (source >= 0 and (before[source] or block.kept_inputs[source]))
+            for kept, source in zip(block.kept_outputs, block.passed, strict=True)
+        )
+    return added
+
+
+def _pass_peak(
+    blocks: Sequence[BlockMemory], kept: Sequence[int], settings: MemorySettings, tied: int
+) -> int:
+    """Most bytes besides the training state while the last microbatch in flight passes.
+
+    Before a block's backward those after it have given up what they kept, and their gradients
+    exist. ``tied`` elements have a gradient from the last block to the first.
+    """
+    born = _born_each_step(settings)
+    peak = held = 0
+    later = sum(block.trainable for block in blocks) * settings.itemsize if born else 0
+    numel = [0, *(block.numel for block in blocks), 0]
+    for index, block in enumerate(blocks):
+        held += kept[index]
+        if born:
+            # Gradients are counted in full; those of this block and before are yet to come.
+            later -= block.trainable * settings.itemsize
+            missing = later - sum(b.trainable for b in blocks) * settings.itemsize
+            peak = max(peak, held + missing + block.fresh)
+        elif settings.zero <= 1:
+            peak = max(peak, held + block.working)
+        else:
+            units = (numel[index], numel[index + 1], numel[index + 2])
+            summed = tied * settings.itemsize if index + 1 < len(blocks) else 0
+            peak = max(peak, held + summed + block.fresh + _gathered(units, settings))
+            peak = max(peak, held - kept[index] + summed + _reducing(units, settings))
+    return peak
+
+
+def _born_each_step(settings: MemorySettings) -> bool:
+    """Whether no gradient exists before the only backward of a step."""
+    return settings.zero <= 1 and settings.microbatches == 1 and not settings.replicated
+
+
+def _gathered(units: tuple[int, int, int], settings: MemorySettings) -> int:
+    """Bytes of FSDP2 during a unit's backward, with the units before and after it.
+
+    Level 3 holds the unit and the buffer in which the one before arrives. What the unit after
+    handed to its reduction stays until the next one starts.
+    """
+    before, own, after = units
+    copies = own + before if settings.zero == 3 and not settings.pipelined else 0
+    return copies * settings.itemsize + (0 if settings.pipelined else 4 * after)
+
+
+def _reducing(units: tuple[int, int, int], settings: MemorySettings) -> int:
+    """Bytes of FSDP2 while a unit's gradients are copied together, reduced and scattered."""
+    before, own, _ = units
+    arriving = before * settings.itemsize if settings.zero == 3 and not settings.pipelined else 0
+    if settings.pipelined:
+        return 4 * own
+    return arriving + own * (settings.itemsize + 4) + -(-own * 4 // settings.dp_shard)

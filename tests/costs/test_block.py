@@ -63,8 +63,9 @@ def test_whole_block_on_one_rank(ideal):
     assert cost.saved == 2 * TOKENS * (HIDDEN + INNER)
     assert cost.boundary == cost.boundary_out == 2 * TOKENS * HIDDEN
     assert cost.parameters == (("w1", INNER * HIDDEN, 2), ("w2", INNER * HIDDEN, 2))
-    # Backward holds the gradients of y and h at once, then of h and x.
-    assert cost.transient == 2 * TOKENS * (HIDDEN + INNER)
+    # Backward holds the gradients of y and h at once, then of h and x; and of one parameter.
+    assert cost.transient == 2 * TOKENS * (HIDDEN + INNER) + 2 * INNER * HIDDEN
+    assert cost.held.fresh == cost.transient + 2 * INNER * HIDDEN
 
 
 def test_megatron_split(ideal):
