@@ -44,6 +44,8 @@ def run(args: argparse.Namespace) -> Outcome:
     measured = 0
     try:
         targets = _targets(args, machine.ranks, progress) if args.model else ()
+        if args.fresh:
+            journal_path(output).unlink(missing_ok=True)
         profile = None if args.fresh else _known(output, machine)
         if profile is None:
             profile = measure_cpu(machine.ranks, progress, quick=args.quick)

@@ -138,6 +138,11 @@ class MeasuredProfile(Record):
             raise ValueError("matmul has no float32 timing, the reference of the curves")
         if self.ranks > 1 and not any(c.kind == "all_reduce" for c in self.collectives):
             raise ValueError("collectives has no all_reduce timing")
+        seen: set[str] = set()
+        for operator in self.operators:
+            if operator.signature in seen:
+                raise ValueError(f"operators has {operator.signature[:60]} twice")
+            seen.add(operator.signature)
         return self
 
 

@@ -17,7 +17,7 @@ __all__ = ["RankFailed", "run_ranks"]
 
 
 class RankFailed(AutoplanError):
-    """A rank that measures ended with a code other than 0; ``killed`` by a signal nobody catches."""
+    """A rank that measures ended with a code other than 0, or was ``killed`` (SIGKILL)."""
 
     killed = False
 
