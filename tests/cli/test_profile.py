@@ -15,8 +15,8 @@ import pytest
 
 from autoplan.cli import profile_command
 from autoplan.cli.main import main
-from autoplan.profiler.run import journal_path
-from autoplan.profiles.measure.run import this_machine
+from autoplan.profiler.run import _heading, journal_path
+from autoplan.profiles.measure.run import Machine, this_machine
 from autoplan.profiles.measured import OperatorTiming, load_profile
 from tests.cli.conftest import ROOT, SMALL, run_autoplan
 from tests.profiles.test_measured import document
@@ -167,3 +167,31 @@ def test_a_killed_run_is_resumed_and_a_done_one_measures_nothing(tmp_path: Path)
     before = path.read_bytes()
     assert f"{len(timed)} of the model's {len(timed)}, 0 measured now" in _profile(path)
     assert path.read_bytes() == before
+
+
+def test_fresh_measures_all_again_without_what_a_cut_run_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = {"signature": "aten.x()", "forward": "3 us", "backward": "0 s", "repeats": 9}
+    path = profile_here(tmp_path / "cpu.json", operators=[old], torch="1.13.1")
+    curves = load_profile(profile_here(tmp_path / "curves.json"))
+    journal = journal_path(path)
+    journal.write_text("left by a run that was cut off")
+
+    class Named:
+        signature = "aten.x()"
+
+    def measured(targets: Any, machine: Machine, journal: Path, progress: Any) -> None:
+        assert [target.signature for target in targets] == ["aten.x()"]
+        assert not journal.exists()
+        line = {"signature": "aten.x()", "forward": 5e-6, "backward": 0.0, "repeats": 9}
+        journal.write_text(f"{_heading(machine)}\n{json.dumps(line)}\n")
+
+    monkeypatch.setattr(profile_command, "_targets", lambda *args: (Named(),))
+    monkeypatch.setattr("autoplan.profiles.measure.measure_cpu", lambda *args, **options: curves)
+    monkeypatch.setattr("autoplan.profiler.run.measure_operators", measured)
+    assert main(["profile", *MODEL, "-o", str(path), "--fresh", "--quiet"]) == 0
+    assert "1 of the model's 1, 1 measured now" in capsys.readouterr().out
+    (timing,) = load_profile(path).operators
+    assert timing.forward == 5e-6
+    assert not journal.exists()
