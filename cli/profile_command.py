@@ -39,26 +39,31 @@ def run(args: argparse.Namespace) -> Outcome:
     _require_writable(output)
     _require_sizes(args)
 
-    from autoplan.profiler.run import journal_path, measure_operators
+    from autoplan.profiler.run import journal_path, measure_operators, read_journal
     from autoplan.profiles.measure import measure_cpu, write_profile
     from autoplan.profiles.measure.run import this_machine
 
     machine = this_machine(int(match[1]))
     progress = Progress(quiet=args.quiet, verbose=args.verbose > 0)
+    journal = journal_path(output)
+    profile = None if args.fresh else _known(output, machine)
     measured = 0
     try:
         targets = _targets(args, machine.ranks, progress) if args.model else ()
-        profile = None if args.fresh else _known(output, machine)
+        if args.fresh:
+            journal.unlink(missing_ok=True)
         if profile is None:
             profile = measure_cpu(machine.ranks, progress, quick=args.quick)
             write_profile(profile, output)
         known = {timing.signature for timing in profile.operators}
         missing = [target for target in targets if target.signature not in known]
         if missing:
-            journal = journal_path(output)
-            timings = measure_operators(missing, machine, journal, progress)
-            measured = len(timings)
-            profile = profile.model_copy(update={"operators": (*profile.operators, *timings)})
+            begun = {timing.signature for timing in read_journal(journal, machine)}
+            measured = sum(target.signature not in begun for target in missing)
+            measure_operators(missing, machine, journal, progress)
+            # All of the journal: another model's run may have been cut off.
+            new = [t for t in read_journal(journal, machine) if t.signature not in known]
+            profile = profile.model_copy(update={"operators": (*profile.operators, *new)})
             write_profile(profile, output)
             journal.unlink(missing_ok=True)
     finally:

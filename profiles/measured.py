@@ -255,6 +255,11 @@ class MeasuredProfile(Record):
         ):
             for one in every:
                 check_units(field, one)
+        seen: set[str] = set()
+        for operator in self.operators:
+            if operator.signature in seen:
+                raise ValueError(f"operators has {operator.signature[:60]} twice")
+            seen.add(operator.signature)
         return self
 
 

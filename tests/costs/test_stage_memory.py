@@ -7,13 +7,20 @@ from dataclasses import replace
 import pytest
 
 from autoplan.costs.memory import BlockMemory, MemorySettings, stage_memory
+from autoplan.ir.optimizer import UPDATE_RULES
 
 BLOCK = BlockMemory(
     numel=100, trainable=100, kept=1000, working=300, boundary_in=200, boundary_out=200,
     fresh=500, inputs=(200,), kept_inputs=(True,), kept_outputs=(False,), passed=(-1,),
 )  # fmt: skip
 PLAIN = MemorySettings(
-    zero=0, dp_shard=1, itemsize=4, adam=True, pipelined=False, microbatches=2, replicated=False
+    zero=0,
+    dp_shard=1,
+    itemsize=4,
+    update=UPDATE_RULES["adamw"],
+    pipelined=False,
+    microbatches=2,
+    replicated=False,
 )
 
 
