@@ -16,6 +16,7 @@ def settings(name: str, *, zero: int, itemsize: int, master: bool = True) -> Mem
         update=update_rule(name, master=master),
         pipelined=False,
         microbatches=1,
+        replicated=True,
     )
 
 
