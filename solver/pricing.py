@@ -215,6 +215,7 @@ def _blocks(
                 backward=cost.backward,
                 tp_forward=cost.tp_forward,
                 tp_backward=cost.tp_backward,
+                again=cost.forward_again(configuration.recompute),
                 data_parallel=data_parallel_times(
                     numel=sum(own.values()),
                     trainable=sum(n for fqn, n in own.items() if trainable[fqn]),
@@ -226,13 +227,12 @@ def _blocks(
                 ),
             )
         )
-        again = configuration.recompute
         memories.append(
             BlockMemory(
                 numel=numel,
                 trainable=learnt,
-                kept=cost.boundary if again else cost.saved,
-                working=cost.transient + (cost.saved if again else 0),
+                kept=cost.kept(configuration.recompute),
+                working=cost.transient + cost.made_again(configuration.recompute),
                 boundary_in=cost.boundary,
                 boundary_out=cost.boundary_out,
             )
@@ -265,9 +265,7 @@ def _cut(
         items.append(
             ChainItem(
                 forward=forward,
-                backward=time.backward
-                + time.tp_backward
-                + (forward if configuration.recompute else 0.0),
+                backward=time.backward + time.tp_backward + time.again,
                 static=static,
                 activation=memory.kept,
                 transient=memory.working + unit_bytes(memory.numel, settings),
@@ -351,7 +349,6 @@ def _stage_time(
         zero=configuration.zero,
         pipelined=configuration.pipelined,
         microbatches=configuration.microbatches,
-        recompute=configuration.recompute,
         shared=shared,
         partial_grad=_partial_grad_time(configuration, point, chosen, cluster, itemsize),
         overlaps=configuration.sync.overlaps,
