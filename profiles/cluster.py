@@ -9,15 +9,22 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from autoplan.errors import InputError, UsageError
-from autoplan.ir.hardware import Accelerator, Cluster, Link, Provenance, Source
+from autoplan.ir.hardware import Accelerator, Cluster, Level, Link, Provenance, Source
 from autoplan.ir.plan import ClusterRecord, SourceRecord
 from autoplan.profiles.catalogue import accelerator_file, find_link, to_accelerator
 from autoplan.profiles.measured import apply_profile, load_profile
-from autoplan.profiles.schema import AcceleratorFile, ClusterFile, LinkOverride, read_record
+from autoplan.profiles.schema import (
+    AcceleratorFile,
+    ClusterFile,
+    LevelFile,
+    LinkOverride,
+    read_record,
+)
 
 __all__ = ["cluster_record", "load_cluster"]
 
@@ -88,10 +95,42 @@ def _from_file(path: Path) -> Cluster:
             ranks_per_node=file.ranks_per_node,
             intra=_link(file.intra, base.intra, said),
             inter=_link(file.inter, base.inter, said),
+            domain=file.domain or 0,
+            outer=_outer(file, base.inter, said),
         )
     except UsageError as error:
         raise InputError(f"{path}: {error}", hint=error.hint) from error
     return replace(cluster, accelerator=_override(cluster.accelerator, file, said, path))
+
+
+def _outer(file: ClusterFile, default: str, said: str) -> tuple[Level, ...]:
+    world = file.nodes * file.ranks_per_node
+    if file.oversubscription is not None:
+        return (Level(ranks=world, oversubscription=file.oversubscription),)
+    return tuple(
+        Level(
+            ranks=level.ranks or world,
+            link=_level_link(level, file.inter, default, said),
+            oversubscription=level.oversubscription,
+        )
+        for level in file.levels
+    )
+
+
+def _level_link(level: LevelFile, inter: LinkOverride, default: str, said: str) -> Link | None:
+    """Link of a level with figures of its own; None where they are those of ``inter``."""
+    if level.name:
+        return _link(level, default, said)
+    if level.latency is None and level.bandwidth is None:
+        return None
+    between = _link(inter, default, said)
+    given = tuple(f for f in ("latency", "bandwidth") if getattr(level, f) is not None)
+    return replace(
+        between,
+        latency=level.latency or between.latency,
+        bandwidth=level.bandwidth or between.bandwidth,
+        sources=_replace_sources(between.sources, given, said),
+    )
 
 
 def _override(accelerator: Accelerator, file: ClusterFile, said: str, path: Path) -> Accelerator:
@@ -134,18 +173,34 @@ def _digest(value: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+def _level_sources(cluster: Cluster) -> Iterator[tuple[str, tuple[Source, ...]]]:
+    said = f"cluster file {cluster.spec}"
+    if cluster.domain:
+        yield "", (Source("domain", Provenance.CATALOGUE, said),)
+    for index, level in enumerate(cluster.outer, start=1):
+        prefix = f"levels.{index}."
+        if level.link is not None:
+            yield prefix, level.link.sources
+        for field in ("ranks", "oversubscription"):
+            yield prefix, (Source(field, Provenance.CATALOGUE, said),)
+
+
 def cluster_record(cluster: Cluster) -> ClusterRecord:
     """Record of a cluster for the plan: counts, memory, sources and digests.
 
     ``profile_digest`` covers the numbers of one rank and of the links; ``digest`` covers
     the counts too.
     """
-    numbers = {
+    numbers: dict[str, object] = {
         "accelerator": asdict(cluster.accelerator),
         "intra": asdict(cluster.intra),
         "inter": asdict(cluster.inter),
     }
     shape = {"nodes": cluster.nodes, "ranks_per_node": cluster.ranks_per_node}
+    if cluster.domain:
+        shape["domain"] = cluster.domain
+    if cluster.outer:
+        numbers["outer"] = [asdict(level) for level in cluster.outer]
     sources = [
         SourceRecord(
             field=prefix + source.field,
@@ -156,6 +211,7 @@ def cluster_record(cluster: Cluster) -> ClusterRecord:
             ("accelerator.", cluster.accelerator.sources),
             ("intra.", cluster.intra.sources),
             ("inter.", cluster.inter.sources),
+            *_level_sources(cluster),
         )
         for source in origin
     ]

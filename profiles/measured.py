@@ -65,7 +65,10 @@ class MatmulTiming(Record):
 
 
 class CopyTiming(Record):
-    """One elementwise op that moves ``moved`` bytes, read and written together."""
+    """One elementwise op that moves ``moved`` bytes, read and written together.
+
+    Of ``copies`` the result is a new tensor, of ``updates`` one of the operands.
+    """
 
     moved: Annotated[ByteCount, Field(gt=0)]
     time: Seconds
@@ -126,6 +129,7 @@ class MeasuredProfile(Record):
     copies: Annotated[tuple[CopyTiming, ...], Field(min_length=1)]
     attention: AttentionTiming
     collectives: tuple[CollectiveTiming, ...]
+    updates: tuple[CopyTiming, ...] = ()
     operators: tuple[OperatorTiming, ...] = ()
 
     @model_validator(mode="after")
@@ -181,10 +185,14 @@ def measured_accelerator(profile: MeasuredProfile, base: Accelerator) -> Acceler
         for point in profile.matmul
         if point.dtype == "float32"
     }
-    bandwidth = max(point.moved / point.time for point in profile.copies)
+    bandwidth = max(p.moved / p.time for p in (*profile.copies, *profile.updates))
     copies = {
         float(point.moved): min(1.0, point.moved / net(point.time) / bandwidth)
         for point in profile.copies
+    }
+    updates = {
+        float(point.moved): min(1.0, point.moved / net(point.time) / bandwidth)
+        for point in profile.updates
     }
     attention = profile.attention
     attention_peak = peaks.get(attention.dtype, peaks["float32"])
@@ -196,6 +204,7 @@ def measured_accelerator(profile: MeasuredProfile, base: Accelerator) -> Acceler
         "attention_efficiency",
         "memory_bandwidth",
         "memory_efficiency",
+        *(("update_efficiency",) if updates else ()),
         "kernel_latency",
     )
     kept = tuple(source for source in base.sources if source.field not in measured)
@@ -210,6 +219,7 @@ def measured_accelerator(profile: MeasuredProfile, base: Accelerator) -> Acceler
         attention_efficiency=min(1.0, attention.flop / net(attention.time) / attention_peak),
         memory_bandwidth=bandwidth,
         memory_efficiency=Curve(tuple(sorted(copies.items()))),
+        update_efficiency=Curve(tuple(sorted(updates.items()))) if updates else None,
         kernel_latency=latency,
         operators=measured_operators(profile),
         sources=(*(Source(field, Provenance.MEASURED, said) for field in measured), *kept),

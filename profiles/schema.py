@@ -32,6 +32,7 @@ __all__ = [
     "EfficiencyCurve",
     "Figure",
     "FlopRate",
+    "LevelFile",
     "LinkFile",
     "LinkOverride",
     "MatmulPoint",
@@ -194,6 +195,17 @@ class LinkOverride(Record):
     bandwidth: Bandwidth | None = None
 
 
+class LevelFile(LinkOverride):
+    """A network level beyond the innermost: units of ``ranks`` ranks, all if not given.
+
+    Figures that are left out are those of ``inter``. ``oversubscription`` divides the
+    bandwidth of each rank: 4 where the ranks below could send four times what the level carries.
+    """
+
+    ranks: Annotated[int, Field(ge=1)] | None = None
+    oversubscription: Annotated[float, Field(ge=1)] = 1.0
+
+
 class ClusterFile(Record):
     """A cluster a user describes: an accelerator of the catalogue, counts, and overrides.
 
@@ -211,7 +223,9 @@ class ClusterFile(Record):
 
     ``memory`` and ``memory_bandwidth`` are those of one rank; ``intra`` and ``inter`` are the
     networks inside and between nodes, per rank and direction. What is left out is the
-    catalogue's.
+    catalogue's. ``domain`` is the number of ranks that ``intra`` joins where those are not the
+    ranks of a node (72 in an NVL72 rack of nodes of 4). ``levels`` are the levels beyond, from
+    inside out; with one only, ``oversubscription`` says the same in short.
     """
 
     schema_version: Literal[1]
@@ -222,7 +236,37 @@ class ClusterFile(Record):
     memory_bandwidth: Bandwidth | None = None
     intra: LinkOverride = LinkOverride()
     inter: LinkOverride = LinkOverride()
+    domain: Annotated[int, Field(ge=1)] | None = None
+    levels: tuple[LevelFile, ...] = ()
+    oversubscription: Annotated[float, Field(ge=1)] | None = None
     source: str = ""
+
+    @model_validator(mode="after")
+    def _check(self) -> ClusterFile:
+        world = self.nodes * self.ranks_per_node
+        if self.oversubscription is not None and self.levels:
+            raise ValueError(
+                "oversubscription: belongs to each of the levels where these are given"
+            )
+        inside = self.domain or self.ranks_per_node
+        if world % inside:
+            raise ValueError(f"domain: {world} ranks are not whole domains of {inside}")
+        for index, level in enumerate(self.levels):
+            last = index == len(self.levels) - 1
+            ranks = level.ranks or (world if last else 0)
+            if not ranks:
+                raise ValueError(f"levels.{index}.ranks: only the outermost level may leave it out")
+            if ranks % inside or world % ranks:
+                raise ValueError(
+                    f"levels.{index}.ranks: {ranks} ranks are not whole units of {inside}, or "
+                    f"the cluster's {world} not whole units of {ranks}"
+                )
+            if last and ranks != world:
+                raise ValueError(
+                    f"levels.{index}.ranks: {ranks}, but the outermost level holds all {world}"
+                )
+            inside = ranks
+        return self
 
 
 def first_error(error: ValidationError) -> str:

@@ -18,7 +18,7 @@ from autoplan.errors import InfeasibleError
 from autoplan.ir.graph import BlockClass, Graph, Tensor
 from autoplan.ir.hardware import Cluster
 from autoplan.ir.memo import by_identity
-from autoplan.ir.mesh import Group
+from autoplan.ir.mesh import Group, spread
 from autoplan.ir.placement import CollectiveKind, Placement, Replicate, Shard
 from autoplan.ir.recompute import Recompute, is_kept
 from autoplan.ir.strategy import OpStrategy
@@ -125,11 +125,8 @@ class BlockPricer:
         self._points: dict[Question, ModelPoint] = {}
 
     def group(self, tp: int) -> Group:
-        """The tp group: neighbours, so inside a node as far as it is large enough."""
-        per_node = min(tp, self._cluster.ranks_per_node)
-        while tp % per_node:
-            per_node -= 1
-        return Group(tp, per_node)
+        """The tp group: neighbours, so inside the innermost level as far as it is large enough."""
+        return spread(tp, 1, self._cluster.sizes, world=self._cluster.ranks)
 
     def quick_bound(self, size: int, tp: int, *, recompute: Recompute) -> float:
         """Seconds of one microbatch through the whole model that no strategies can beat."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from autoplan.costs.compute import is_view
 from autoplan.costs.data_parallel import data_parallel_times
 from autoplan.costs.memory import state_bytes
-from autoplan.costs.step import optimizer_bytes
+from autoplan.costs.step import update_traffic
 from autoplan.ir.experts import EXPERTS
 from autoplan.ir.graph import BlockClass, Graph, dtype_size
 from autoplan.ir.hardware import Accelerator, Cluster
@@ -203,16 +203,14 @@ def time_bound(
     """
     mesh = configuration.mesh
     parts = mesh.tp * mesh.pp
-    update = (
-        optimizer_bytes(
-            size.trainable // parts,
-            zero=configuration.zero,
-            dp_shard=mesh.dp_shard,
-            itemsize=dtype_size(graph.dtype),
-            adam=adam,
-        )
-        / cluster.accelerator.memory_bandwidth
+    moved = update_traffic(
+        size.trainable // parts,
+        zero=configuration.zero,
+        dp_shard=mesh.dp_shard,
+        itemsize=dtype_size(graph.dtype),
+        adam=adam,
     )
+    update = (moved.in_place + moved.filled) / cluster.accelerator.memory_bandwidth
     microbatches = configuration.microbatches
     summing = _summing_time(size, configuration, dtype_size(graph.dtype), cluster)
     operators, program = operators + summing, program + summing

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autoplan.costs.collectives import collective_time
-from autoplan.costs.compute import memory_time, op_time
+from autoplan.costs.compute import op_time
 from autoplan.costs.data_parallel import data_parallel_times
 from autoplan.costs.memory import (
     BlockMemory,
@@ -22,14 +22,14 @@ from autoplan.costs.memory import (
     state_bytes,
     unit_bytes,
 )
-from autoplan.costs.step import BlockTime, StageTime, optimizer_bytes, stage_time
+from autoplan.costs.step import BlockTime, StageTime, stage_time, update_traffic
 from autoplan.ir.graph import BlockClass, BlockInstance, Graph, dtype_size
 from autoplan.ir.hardware import Cluster
-from autoplan.ir.mesh import Group, MeshAxis
+from autoplan.ir.mesh import MeshAxis
 from autoplan.ir.placement import CollectiveKind, Replicate
 from autoplan.ir.strategy import OpStrategy
 from autoplan.schedules import in_flight
-from autoplan.simulate import simulate_pipeline
+from autoplan.simulate import Messages, simulate_pipeline
 from autoplan.solver.blocks import ModelPoint
 from autoplan.solver.inter import ChainItem, StageCut, cut_stages
 from autoplan.solver.space import Configuration
@@ -80,6 +80,9 @@ class Overflow:
     configuration: Configuration
     peak_memory: int
     memory: StageMemory
+
+
+_SCALAR = 8  # bytes: float64
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +151,7 @@ def parameter_time(
     The latter as if nothing hid it, so this is the most that a byte may cost.
     """
     elements = 2**28
-    moved = optimizer_bytes(
+    moved = update_traffic(
         elements,
         zero=configuration.zero,
         dp_shard=configuration.mesh.dp_shard,
@@ -166,7 +169,7 @@ def parameter_time(
     sums = times.reduce + times.publish + times.gather
     if configuration.zero >= 2 and not configuration.pipelined:
         sums *= configuration.microbatches
-    return (memory_time(moved, cluster.accelerator) + sums) / (elements * itemsize)
+    return (moved.seconds(cluster.accelerator) + sums) / (elements * itemsize)
 
 
 def shared_costs(graph: Graph, cluster: Cluster) -> tuple[float, int]:
@@ -368,7 +371,7 @@ def _partial_grad_time(
         partial = set(point.costs[instance.block_class].partial_grads)
         held = point.costs[instance.block_class].parameters
         elements += sum(count for name, count, _ in held if name in partial)
-    group = configuration.mesh.group(MeshAxis.TP, cluster.ranks_per_node)
+    group = configuration.mesh.group(MeshAxis.TP, cluster.sizes)
     size = int(elements * configuration.gradient_bytes(itemsize))
     return collective_time(CollectiveKind.ALL_REDUCE, size, group, cluster)
 
@@ -379,8 +382,8 @@ def _send_times(
     """Seconds to send each block's boundary to the next stage, for one microbatch."""
     if not configuration.pipelined:
         return []
-    whole = configuration.mesh.group(MeshAxis.PP, cluster.ranks_per_node)
-    pair = Group(2, 2 if whole.per_node == whole.ranks else 1)
+    whole = configuration.mesh.group(MeshAxis.PP, cluster.sizes)
+    pair = whole.pair()
     return [
         collective_time(
             CollectiveKind.P2P, point.costs[receiver.block_class].boundary, pair, cluster
@@ -408,7 +411,12 @@ def _finish(
         backward = [time.backward for time in times]
         crossing = [sends[last - 1] for _, last in cut.ranges[:-1]]
         timeline = simulate_pipeline(
-            configuration.schedule, forward, backward, crossing, microbatches
+            configuration.schedule,
+            forward,
+            backward,
+            crossing,
+            microbatches,
+            messages=Messages.AWAITED,
         )
         silent = simulate_pipeline(
             configuration.schedule, forward, backward, [0.0] * len(crossing), microbatches
@@ -423,7 +431,7 @@ def _finish(
     ]
     # Clipping by the global norm makes every rank wait for the last gradient.
     synced = max(finishes)
-    optimizer = max(updates)
+    optimizer = max(updates) + _scalar_time(configuration, cluster)
     return Priced(
         configuration=configuration,
         point=point,
@@ -435,6 +443,19 @@ def _finish(
         pipeline_time=makespan,
         unsent_pipeline_time=unsent,
         optimizer=optimizer,
+    )
+
+
+def _scalar_time(configuration: Configuration, cluster: Cluster) -> float:
+    """Seconds of the sums of single numbers a step: the gradients' norm, and the loss."""
+    mesh, sizes = configuration.mesh, cluster.sizes
+    summed = [MeshAxis.TP, MeshAxis.PP, MeshAxis.PP]
+    groups = [mesh.group(axis, sizes) for axis in summed]
+    if configuration.zero >= 2:
+        groups.append(mesh.group(MeshAxis.DP_SHARD, sizes))
+    groups.append(mesh.group(MeshAxis.DP_REPLICATE, sizes, through=MeshAxis.DP_SHARD))
+    return sum(
+        collective_time(CollectiveKind.ALL_REDUCE, _SCALAR, group, cluster) for group in groups
     )
 
 
@@ -458,14 +479,14 @@ def _optimizer_times(
                 if fqn not in held and trainable[fqn]:
                     numel += count
                 held.add(fqn)
-        moved = optimizer_bytes(
+        moved = update_traffic(
             numel,
             zero=configuration.zero,
             dp_shard=configuration.mesh.dp_shard,
             itemsize=dtype_size(graph.dtype),
             adam=adam,
         )
-        seconds.append(memory_time(moved, accelerator))
+        seconds.append(moved.seconds(accelerator))
     return seconds
 
 
@@ -486,11 +507,11 @@ def _tied_time(
             counts.update(_local_counts(point, instance))
             for fqn in instance.parameters:
                 stages_of[fqn].add(stage)
-    whole = configuration.mesh.group(MeshAxis.PP, cluster.ranks_per_node)
+    whole = configuration.mesh.group(MeshAxis.PP, cluster.sizes)
     seconds = 0.0
     for fqn, held in stages_of.items():
         if len(held) > 1:
             size = int(counts[fqn] * configuration.gradient_bytes(dtype_size(graph.dtype)))
-            group = Group(len(held), len(held) if whole.per_node == whole.ranks else 1)
+            group = whole.of_size(len(held))
             seconds += collective_time(CollectiveKind.ALL_REDUCE, size, group, cluster)
     return seconds

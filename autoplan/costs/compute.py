@@ -44,6 +44,7 @@ __all__ = [
     "measured_time",
     "memory_time",
     "op_time",
+    "update_time",
 ]
 
 _ATTENTION = "scaled_dot_product"
@@ -128,6 +129,17 @@ def memory_time(size: float, accelerator: Accelerator) -> float:
     return size / (accelerator.memory_bandwidth * accelerator.memory_efficiency(size))
 
 
+def update_time(size: float, accelerator: Accelerator) -> float:
+    """Seconds to move ``size`` bytes of tensors that are updated where they lie.
+
+    A CPU is faster at that than at filling new memory, whose pages it must first be given.
+    """
+    curve = accelerator.update_efficiency
+    if curve is None or size <= 0:
+        return memory_time(size, accelerator)
+    return size / (accelerator.memory_bandwidth * curve(size))
+
+
 def op_time(
     op: Op, block: BlockClass, strategy: OpStrategy, ranks: int, accelerator: Accelerator
 ) -> OpTime:
@@ -141,7 +153,7 @@ def op_time(
     sums = 0.0
     for slot in summed_slots(block).get(op.name, ()):
         size = local_bytes(block.tensor(op.inputs[slot]), strategy.inputs[slot], ranks)
-        sums += memory_time(3 * size, accelerator) + accelerator.kernel_latency
+        sums += update_time(3 * size, accelerator) + accelerator.kernel_latency
     return OpTime(forward=time.forward, backward=time.backward + sums)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autoplan.costs.collectives import collective_time
-from autoplan.costs.compute import memory_time
+from autoplan.costs.compute import memory_time, update_time
 from autoplan.ir.hardware import Cluster
 from autoplan.ir.mesh import Mesh, MeshAxis
 from autoplan.ir.placement import CollectiveKind
@@ -40,13 +40,17 @@ class DataParallelTimes:
     """Seconds for one FSDP unit or DDP stage: one gather, one gradient reduction, one update.
 
     ``accumulate`` is seconds to add a microbatch's gradients to those before it, which a rank
-    without data parallelism does too.
+    without data parallelism does too. ``unpack`` is what FSDP2 computes around a gather: it
+    copies the shards into one buffer, and what it gathered into the parameters. ``pack`` is that
+    of a reduction: gradients are copied into a buffer, with DDP only once a step.
     """
 
     gather: float
     reduce: float
     publish: float
     accumulate: float = 0.0
+    unpack: float = 0.0
+    pack: float = 0.0
 
 
 def data_parallel_times(
@@ -67,25 +71,37 @@ def data_parallel_times(
     held = trainable * itemsize if zero <= 1 else trainable * 4
     if zero >= 2 and mesh.pp == 1:
         held //= mesh.dp_shard
-    accumulate = memory_time(3 * held, cluster.accelerator)  # two read, one written
+    accumulate = update_time(3 * held, cluster.accelerator)  # two read, one written
     if mesh.dp == 1 or numel == 0:
         return DataParallelTimes(gather=0.0, reduce=0.0, publish=0.0, accumulate=accumulate)
-    node = cluster.ranks_per_node
+    sizes = cluster.sizes
     sent = sync.itemsize or (itemsize if zero <= 1 else 4)
     if zero <= 1:
-        group = mesh.group(MeshAxis.DP_REPLICATE, node, through=MeshAxis.DP_SHARD)
+        group = mesh.group(MeshAxis.DP_REPLICATE, sizes, through=MeshAxis.DP_SHARD)
         reduce = collective_time(CollectiveKind.ALL_REDUCE, trainable * sent, group, cluster)
         publish = 0.0
         if zero == 1:
             payload = trainable * itemsize
-            owners = mesh.group(MeshAxis.DP_SHARD, node)
+            owners = mesh.group(MeshAxis.DP_SHARD, sizes)
             publish = collective_time(CollectiveKind.ALL_GATHER, payload, owners, cluster)
-        return DataParallelTimes(gather=0.0, reduce=reduce, publish=publish, accumulate=accumulate)
-    shard = mesh.group(MeshAxis.DP_SHARD, node)
+        bucketed = update_time(2 * held, cluster.accelerator)
+        return DataParallelTimes(
+            gather=0.0, reduce=reduce, publish=publish, accumulate=accumulate, pack=bucketed
+        )
+    shard = mesh.group(MeshAxis.DP_SHARD, sizes)
     gather = collective_time(CollectiveKind.ALL_GATHER, numel * itemsize, shard, cluster)
     reduce = collective_time(CollectiveKind.REDUCE_SCATTER, trainable * sent, shard, cluster)
     if mesh.dp_replicate > 1:
-        replicas = mesh.group(MeshAxis.DP_REPLICATE, node)
+        replicas = mesh.group(MeshAxis.DP_REPLICATE, sizes)
         local = trainable * sent // mesh.dp_shard
         reduce += collective_time(CollectiveKind.ALL_REDUCE, local, replicas, cluster)
-    return DataParallelTimes(gather=gather, reduce=reduce, publish=0.0, accumulate=accumulate)
+    owned = numel / mesh.dp_shard
+    unpacked = owned * (4 + itemsize) + 2 * numel * itemsize
+    return DataParallelTimes(
+        gather=gather,
+        reduce=reduce,
+        publish=0.0,
+        accumulate=accumulate,
+        unpack=memory_time(unpacked, cluster.accelerator),
+        pack=memory_time(trainable * (itemsize + sent), cluster.accelerator),
+    )

@@ -117,13 +117,13 @@ def unit_bytes(numel: int, settings: MemorySettings) -> int:
 
 
 def update_bytes(trainable: int, settings: MemorySettings) -> int:
-    """Temporaries of the optimizer: Adam's denominator, and the gradient in float32.
+    """Temporaries of the optimizer: at ZeRO 0 and 1, the gradient it reads, in float32.
 
     The runtime updates the float32 elements that a rank owns as one tensor.
     """
-    owned = trainable if settings.zero == 0 else -(-trainable // settings.dp_shard)
-    widened = 4 if settings.zero <= 1 and settings.itemsize < 4 else 0
-    return owned * (widened + (4 if settings.adam else 0))
+    if settings.zero >= 2:
+        return 0
+    return 4 * (trainable if settings.zero == 0 else -(-trainable // settings.dp_shard))
 
 
 def boundary_bytes(received: int, sent: int, in_flight: int, microbatches: int) -> int:

@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autoplan.costs.compute import memory_time, update_time
 from autoplan.costs.data_parallel import DataParallelTimes
+from autoplan.ir.hardware import Accelerator
 
-__all__ = ["BlockTime", "StageTime", "optimizer_bytes", "stage_time"]
+__all__ = ["BlockTime", "StageTime", "UpdateTraffic", "stage_time", "update_traffic"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,7 @@ def stage_time(
     forward = shared
     backward = 0.0
     summing = later * sum(b.data_parallel.accumulate for b in blocks)
+    copies_forward = copies_backward = 0.0
     compute = shared + summing + sum(b.forward + b.backward for b in blocks)
     redone = sum(b.again for b in blocks)
     exposed_tp = sum(b.tp_forward + b.tp_backward for b in blocks)
@@ -79,11 +82,16 @@ def stage_time(
         work_f = block.forward + block.tp_forward
         work_b = block.backward + block.tp_backward + block.again + later * times.accumulate
         net_f = net_b = 0.0
+        copied_f = copied_b = 0.0
         if zero >= 2 and not pipelined:
             net_f = times.gather
             net_b = times.reduce + (times.gather if zero == 3 else 0.0)
+            copied_f = times.unpack
+            copied_b = times.pack + (times.unpack if zero == 3 else 0.0)
         elif zero == 3:
-            net_f = times.gather
+            net_f, copied_f = times.gather, times.unpack
+        work_f, work_b = work_f + copied_f, work_b + copied_b
+        copies_forward, copies_backward = copies_forward + copied_f, copies_backward + copied_b
         forward += max(work_f, net_f)
         backward += max(work_b, net_b)
         hidden_forward += work_f
@@ -97,15 +105,19 @@ def stage_time(
             # DDP reduces buckets during the last backward; nothing hides the last bucket.
             last = blocks[0].data_parallel.reduce
             tail = (max(last, reduce - hidden_backward) if overlaps else reduce) + publish
+            tail += sum(b.data_parallel.pack for b in blocks)
         elif pipelined:
             gather = sum(b.data_parallel.gather for b in blocks)
             tail = reduce + max(0.0, gather - hidden_forward if zero == 2 else 0.0)
+            tail += sum(b.data_parallel.pack for b in blocks)
+            if zero == 2:
+                tail += sum(b.data_parallel.unpack for b in blocks)
         else:
             tail = blocks[0].data_parallel.gather + blocks[0].data_parallel.reduce
     return StageTime(
         forward=forward,
         backward=backward,
-        compute=compute * microbatches,
+        compute=(compute + copies_forward + copies_backward) * microbatches,
         recompute=redone * microbatches,
         exposed_tp=exposed_tp * microbatches,
         exposed_dp=exposed * microbatches,
@@ -114,15 +126,37 @@ def stage_time(
     )
 
 
-def optimizer_bytes(
-    trainable: int, *, zero: int, dp_shard: int, itemsize: int, adam: bool
-) -> float:
-    """Bytes that the parameter update streams.
+@dataclass(frozen=True, slots=True)
+class UpdateTraffic:
+    """Bytes that a rank moves once a step, after its last gradient.
 
-    Adam reads parameter, gradient and two moments and writes three of them, in float32; SGD
-    reads two and writes one. A copy in the compute dtype is written when it differs.
+    ``in_place`` are those of tensors updated where they lie, ``filled`` those that fill new ones.
+    """
+
+    in_place: float
+    filled: float
+
+    def seconds(self, accelerator: Accelerator) -> float:
+        """Seconds to move them."""
+        return update_time(self.in_place, accelerator) + memory_time(self.filled, accelerator)
+
+
+def update_traffic(
+    trainable: int, *, zero: int, dp_shard: int, itemsize: int, adam: bool
+) -> UpdateTraffic:
+    """Bytes that clipping and the parameter update stream, as the runtime runs them.
+
+    Clipping reads the gradients for their norm, then reads and writes them. At ZeRO 0 and 1 the
+    gradients of the parameters a rank owns are laid out in a new float32 tensor. The fused Adam
+    reads parameter, gradient and two moments and writes three of them, in float32; SGD reads
+    two and writes one. A copy in the compute dtype is written when it differs.
     """
     owned = trainable / dp_shard if zero >= 1 else float(trainable)
     streams = 7 if adam else 3
-    cast = itemsize if zero <= 1 and itemsize < 4 else 0
-    return owned * (4 * streams + cast)
+    cast = (itemsize + 4) if zero <= 1 and itemsize < 4 else 0
+    gradients = trainable * itemsize if zero <= 1 else owned * 4
+    laid_out = owned * (4 + itemsize + 4) if zero <= 1 else 0.0  # zeroed, read, written
+    return UpdateTraffic(
+        in_place=owned * (4 * streams + cast) + 3 * gradients,
+        filled=laid_out,
+    )

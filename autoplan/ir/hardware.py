@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 __all__ = [
@@ -13,9 +13,11 @@ __all__ = [
     "Cluster",
     "CollectiveCurve",
     "Curve",
+    "Level",
     "Link",
     "MatmulTiles",
     "MeasuredOperators",
+    "NetworkLevel",
     "Provenance",
     "Source",
 ]
@@ -95,7 +97,8 @@ class Accelerator:
     its best fraction counts (`costs.matmul`); ``attention_efficiency`` is that of fused
     attention. ``unaligned_matmul`` is the part of its rate that a matmul keeps whose rows don't
     begin at multiples of 16 bytes. ``memory_bandwidth`` is in bytes/s, ``memory_efficiency``
-    maps the bytes an op moves to the fraction of it. ``kernel_latency`` is seconds a small op
+    maps the bytes an op moves to the fraction of it, ``update_efficiency`` those of updates in
+    place, where they differ. ``kernel_latency`` is seconds a small op
     takes whatever its size; ``dispatch_latency`` is what the host needs to issue one operator,
     which hides behind the device's work unless that is shorter. ``reserved`` is bytes of
     ``memory`` that a training job can't use (context, allocator); ``fragmentation`` is the
@@ -116,6 +119,7 @@ class Accelerator:
     dispatch_latency: float = 0.0
     unaligned_matmul: float = 1.0
     matmul_tiles: MatmulTiles | None = None
+    update_efficiency: Curve | None = None
     operators: MeasuredOperators | None = None
 
     @property
@@ -153,8 +157,40 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """Units of ``ranks`` neighbours that reach each other over ``link``.
+
+    ``oversubscription`` is how many times the bandwidth of the ranks below exceeds what the
+    level can carry, so that each rank has its link's bandwidth divided by it. No link of its
+    own stands for the cluster's ``inter``: the ranks' adapters, one switch further.
+    """
+
+    ranks: int
+    link: Link | None = None
+    oversubscription: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NetworkLevel:
+    """A `Level` as costs use it: bytes/s of a rank that are left, seconds a hop.
+
+    Equal only to itself, so that what follows from a cluster's levels is found fast.
+    """
+
+    ranks: int
+    link: Link
+    bandwidth: float
+    latency: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """``nodes`` x ``ranks_per_node`` equal accelerators on a two-level network."""
+    """``nodes`` x ``ranks_per_node`` equal accelerators on a network of nested levels.
+
+    ``intra`` joins the ranks of a node, or of a ``domain`` larger than one; ``inter`` joins
+    the rest, unless ``outer`` lists the levels beyond, from inside out, the last of which holds
+    all ranks. ``levels`` is what follows from these.
+    """
 
     spec: str
     accelerator: Accelerator
@@ -162,8 +198,32 @@ class Cluster:
     ranks_per_node: int
     intra: Link
     inter: Link
+    domain: int = 0
+    outer: tuple[Level, ...] = ()
+    levels: tuple[NetworkLevel, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        inner = Level(ranks=self.domain or self.ranks_per_node, link=self.intra)
+        outer = self.outer or (Level(ranks=self.ranks),)
+        levels = tuple(_resolve(level, self.inter) for level in (inner, *outer))
+        object.__setattr__(self, "levels", levels)
 
     @property
     def ranks(self) -> int:
         """World size."""
         return self.nodes * self.ranks_per_node
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Ranks in a unit of each level but the last, which holds all."""
+        return tuple(level.ranks for level in self.levels[:-1])
+
+
+def _resolve(level: Level, inter: Link) -> NetworkLevel:
+    link = level.link or inter
+    return NetworkLevel(
+        ranks=level.ranks,
+        link=link,
+        bandwidth=link.bandwidth / level.oversubscription,
+        latency=link.latency,
+    )

@@ -31,9 +31,10 @@ def learning_rate(step: int, *, peak: float, warmup: int, steps: int, floor: flo
 
 def _inner(name: str, groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimizer:
     if name == "adamw":
-        return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), eps=1e-8)
+        # One pass over the states instead of one for each of a dozen operators.
+        return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), eps=1e-8, fused=True)
     if name == "sgd":
-        return torch.optim.SGD(groups, lr=rate)
+        return torch.optim.SGD(groups, lr=rate, fused=True)
     raise ValueError(f"unknown optimizer {name!r}")
 
 

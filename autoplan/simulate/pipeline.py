@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autoplan.simulate.costs import stage_of_times
+from autoplan.simulate.costs import Messages, stage_of_times
 from autoplan.simulate.step import simulate_step
 from autoplan.simulate.timeline import Timeline
 
@@ -18,11 +18,13 @@ def simulate_pipeline(
     send: Sequence[float],
     microbatches: int,
     ranks: int | None = None,
+    messages: Messages = Messages.BESIDE,
 ) -> Timeline:
     """Timeline of one step: seconds of each stage for one microbatch, and of each link.
 
     ``send[s]`` is what a message between stages s and s + 1 takes, either way. Each stage has
     its own rank unless ``ranks`` says how many share them. Split backwards are halves.
+    ``messages`` tells whether ranks wait while results travel.
     """
     stages = len(forward)
     assert len(backward) == stages and len(send) == stages - 1
@@ -39,4 +41,5 @@ def simulate_pipeline(
         ],
         ranks=ranks or stages,
         microbatches=microbatches,
+        messages=messages,
     )

@@ -13,7 +13,7 @@ from autoplan.costs.resharding import conversion_time
 from autoplan.costs.terms import op_term, required_states
 from autoplan.ir.graph import BlockClass, Graph, Op, TensorKind
 from autoplan.ir.hardware import Cluster
-from autoplan.ir.mesh import Group
+from autoplan.ir.mesh import Group, spread
 from autoplan.ir.placement import Partial, Placement, Replicate, Shard
 from autoplan.ir.strategy import OpStrategy
 from autoplan.rules import strategies
@@ -27,10 +27,7 @@ _SEQUENCE = 1
 
 def tp_group(tp: int, cluster: Cluster) -> Group:
     """Neighbouring ranks, as many in a node as divide ``tp``."""
-    per_node = min(tp, cluster.ranks_per_node)
-    while tp % per_node:
-        per_node -= 1
-    return Group(tp, per_node)
+    return spread(tp, 1, cluster.sizes, world=cluster.ranks)
 
 
 def megatron_point(graph: Graph, tp: int, cluster: Cluster, *, sequence: bool) -> ModelPoint:

@@ -118,6 +118,7 @@ def main(argv: list[str]) -> None:
         "kernel_latency": _text(_latency(bench)),
         "matmul": _matmuls(bench, sizes),
         "copies": _copies(bench, sizes),
+        "updates": _updates(bench, sizes),
         "attention": _attention(bench, sizes),
         "collectives": _collectives(bench, sizes),
     }
@@ -189,6 +190,20 @@ def _copies(bench: _Bench, sizes: _Sizes) -> list[dict[str, object]]:
         run = _Cold(lambda size=size: (torch.ones(size // 8),), lambda x: x * 1.5)  # type: ignore[misc]
         seconds = bench.seconds(run)
         timings.append({"moved": f"{size} B", "time": _text(seconds)})
+    return timings
+
+
+def _updates(bench: _Bench, sizes: _Sizes) -> list[dict[str, object]]:
+    timings: list[dict[str, object]] = []
+    for size in sizes.copies:
+        bench.say(f"update {size // KiB} KiB")
+        # float32, two read and one of them written
+        numel = size // 12
+        run = _Cold(
+            lambda numel=numel: (torch.ones(numel), torch.ones(numel)),  # type: ignore[misc]
+            lambda x, y: x.add_(y, alpha=0.5),
+        )
+        timings.append({"moved": f"{12 * numel} B", "time": _text(bench.seconds(run))})
     return timings
 
 

@@ -128,3 +128,70 @@ def test_record_has_every_source_and_stable_digests():
     assert "accelerator.memory" in fields and "inter.latency" in fields
     assert len(fields) == len(set(fields))
     assert {s.provenance for s in one.sources} == {Provenance.CATALOGUE, Provenance.DEFAULT}
+
+
+def test_levels_of_a_cluster_file(tmp_path):
+    path = tmp_path / "pod.json"
+    pod = {
+        "schema_version": 1,
+        "accelerator": "h100",
+        "nodes": 32,
+        "ranks_per_node": 8,
+        "inter": {"bandwidth": "40 GB/s"},
+        "levels": [{"ranks": 64}, {"latency": "9 us", "oversubscription": 2}],
+    }
+    path.write_text(json.dumps(pod))
+    cluster = load_cluster(str(path))
+    assert cluster.sizes == (8, 64)
+    assert [level.bandwidth for level in cluster.levels[1:]] == [40e9, 20e9]
+    assert cluster.levels[2].latency == pytest.approx(9e-6)
+    assert cluster.levels[1].latency == cluster.inter.latency
+    record = cluster_record(cluster)
+    origin = {source.field: source.provenance for source in record.sources}
+    assert origin["levels.2.oversubscription"] == origin["levels.2.latency"] == "catalogue"
+    short = dict(pod, oversubscription=2)
+    del short["levels"]
+    path.write_text(json.dumps(short))
+    other = load_cluster(str(path))
+    assert [level.bandwidth for level in other.levels[1:]] == [20e9]
+    assert cluster_record(other).digest != record.digest
+
+
+def test_a_rack_wide_domain(tmp_path):
+    path = tmp_path / "rack.json"
+    path.write_text(
+        json.dumps(
+            {
+                "schema_version": 1,
+                "accelerator": "gb200",
+                "nodes": 36,
+                "ranks_per_node": 4,
+                "domain": 72,
+            }
+        )
+    )
+    cluster = load_cluster(str(path))
+    assert cluster.sizes == (72,) and cluster.ranks == 144
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"domain": 7}, "domain: 64 ranks are not whole domains of 7"),
+        ({"levels": [{}, {}]}, r"levels\.0\.ranks: only the outermost"),
+        ({"levels": [{"ranks": 12}, {}]}, r"levels\.0\.ranks: 12 ranks are not whole units of 8"),
+        (
+            {"levels": [{"ranks": 32}]},
+            r"levels\.0\.ranks: 32, but the outermost level holds all 64",
+        ),
+        ({"levels": [{}], "oversubscription": 2}, "belongs to each of the levels"),
+        ({"oversubscription": 0.5}, "oversubscription"),
+        ({"levels": [{"name": "tin cans"}]}, "no network 'tin cans'"),
+    ],
+)
+def test_levels_that_do_not_nest_are_refused(tmp_path, change, words):
+    path = tmp_path / "pod.json"
+    base = {"schema_version": 1, "accelerator": "h100", "nodes": 8, "ranks_per_node": 8}
+    path.write_text(json.dumps(base | change))
+    with pytest.raises(InputError, match=words):
+        load_cluster(str(path))
