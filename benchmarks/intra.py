@@ -16,6 +16,7 @@ from autoplan.ir.graph import BlockClass
 from autoplan.ir.hardware import Cluster
 from autoplan.ir.mesh import Group
 from autoplan.ir.placement import Replicate, Shard
+from autoplan.ir.recompute import Recompute
 from autoplan.profiles import load_cluster
 from autoplan.solver.intra import BlockSolution, solve_block
 from autoplan.solver.lp import Handover
@@ -65,7 +66,7 @@ def _solve(
         boundary_in=(boundary,) * len(block.inputs),
         boundary_out=(boundary,) * len(block.outputs),
         fixed={},
-        recompute=False,
+        recompute=Recompute.NONE,
         parameter_cost=1e-13,
         partial_grad_cost=1e-12,
         memory_limit=None,

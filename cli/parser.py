@@ -239,7 +239,10 @@ def _solve(parser: argparse.ArgumentParser) -> None:
         pins.add_argument(f"--{name}", type=_positive, metavar="N", help=f"degree of {name}")
     pins.add_argument("--micro-batch-size", type=_positive, metavar="N", help="sequences at once")
     pins.add_argument(
-        "--recompute", type=_one_of("none", "full"), metavar="{none,full}", help="of activations"
+        "--recompute",
+        type=_one_of("none", "selective", "full"),
+        metavar="{none,selective,full}",
+        help="of activations: selective keeps what matmuls, attention and collectives give",
     )
     pins.add_argument(
         "--schedule", type=_one_of("gpipe", "1f1b"), metavar="{gpipe,1f1b}", help="of the pipeline"

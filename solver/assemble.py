@@ -81,7 +81,7 @@ def assemble(
             }
         ),
         zero=_ZERO_LEVELS[best.configuration.zero],
-        recompute="full" if best.configuration.recompute else "none",
+        recompute=best.configuration.recompute.value,
         graph=graph_to_record(
             graph,
             strategies=tuple(solution.strategies for solution in best.point.solutions),

@@ -20,6 +20,7 @@ from autoplan.ir.hardware import Cluster
 from autoplan.ir.memo import by_identity
 from autoplan.ir.mesh import Group, spread
 from autoplan.ir.placement import CollectiveKind, Placement, Replicate, Shard
+from autoplan.ir.recompute import Recompute, is_kept
 from autoplan.ir.strategy import OpStrategy
 from autoplan.solver.intra import BlockSolution, solve_block
 from autoplan.solver.offers import offers
@@ -46,7 +47,7 @@ class Question:
 
     size: int
     tp: int
-    recompute: bool
+    recompute: Recompute
     spread: int
     alpha: float
     state_ratio: float
@@ -100,6 +101,15 @@ def _ends(
     return ins, outs
 
 
+@dataclass(frozen=True, slots=True)
+class _ClassBound:
+    """Least seconds of a block's forward and backward, and of what recompute adds by level."""
+
+    forward: float
+    backward: float
+    again: Mapping[Recompute, float]
+
+
 # Combinations of tied placements that are all tried.
 _MOST_TIED = 64
 
@@ -110,7 +120,7 @@ class BlockPricer:
     def __init__(self, graphs: Mapping[int, Graph], cluster: Cluster) -> None:
         self._graphs = graphs
         self._cluster = cluster
-        self._bounds: dict[tuple[int, int, int], tuple[float, float]] = {}
+        self._bounds: dict[tuple[int, int, int], _ClassBound] = {}
         self._solved: dict[tuple[object, ...], BlockSolution] = {}
         self._points: dict[Question, ModelPoint] = {}
 
@@ -118,26 +128,38 @@ class BlockPricer:
         """The tp group: neighbours, so inside the innermost level as far as it is large enough."""
         return spread(tp, 1, self._cluster.sizes, world=self._cluster.ranks)
 
-    def quick_bound(self, size: int, tp: int, *, recompute: bool) -> float:
+    def quick_bound(self, size: int, tp: int, *, recompute: Recompute) -> float:
         """Seconds of one microbatch through the whole model that no strategies can beat."""
         graph = self._graphs[size]
         counts = class_counts(graph)
         total = 0.0
         for index, count in enumerate(counts):
-            forward, backward = self._class_bound(graph, size, index, tp)
-            total += count * (forward * (2 if recompute else 1) + backward)
+            least = self._class_bound(graph, size, index, tp)
+            total += count * (least.forward + least.backward + least.again[recompute])
         return total
 
-    def _class_bound(self, graph: Graph, size: int, index: int, tp: int) -> tuple[float, float]:
+    def _class_bound(self, graph: Graph, size: int, index: int, tp: int) -> _ClassBound:
         key = (size, index, tp)
         if key not in self._bounds:
             block = graph.classes[index]
-            forward = backward = 0.0
-            for offered in offers(block, tp, self._cluster.accelerator):
-                forward += min(time.forward for _, time in offered)
+            forward = backward = again = 0.0
+            priced = offers(block, tp, self._cluster.accelerator)
+            for op, offered in zip(block.ops, priced, strict=True):
+                least = min(time.forward for _, time in offered)
+                forward += least
                 backward += min(time.backward for _, time in offered)
+                again += 0.0 if is_kept(op) else least
             host = host_times(block, self._cluster.accelerator)
-            self._bounds[key] = (max(forward, host.forward), max(backward, host.backward))
+            forward = max(forward, host.forward)
+            self._bounds[key] = _ClassBound(
+                forward,
+                max(backward, host.backward),
+                {
+                    Recompute.NONE: 0.0,
+                    Recompute.SELECTIVE: max(again, host.forward),
+                    Recompute.FULL: forward,
+                },
+            )
         return self._bounds[key]
 
     def point(self, question: Question, deadline: float) -> ModelPoint:
@@ -242,7 +264,8 @@ class BlockPricer:
 
     def _host_time(self, block: BlockClass, question: Question) -> float:
         host = host_times(block, self._cluster.accelerator)
-        return host.forward * (2 if question.recompute else 1) + host.backward
+        passes = 1 if question.recompute is Recompute.NONE else 2
+        return host.forward * passes + host.backward
 
     def _partial_grad_cost(self, group: Group) -> float:
         payload = 2**30  # large, so that the rate is below that of any real sum
@@ -253,13 +276,16 @@ class BlockPricer:
         if question.alpha == 0.0:
             return 0.0, 0.0
         block = graph.classes[index]
-        forward, backward = self._class_bound(graph, question.size, index, question.tp)
+        least = self._class_bound(graph, question.size, index, question.tp)
         parameters = sum(block.tensor(name).size for name in block.parameters)
-        saved = 0
-        if not question.recompute:  # else only the boundary is kept, whatever the strategies
+        saved = 0  # of full recompute: only the boundary is kept, whatever the strategies
+        if question.recompute is Recompute.NONE:
             saved = sum(block.tensor(name).size for op in block.ops for name in op.saved)
+        elif question.recompute is Recompute.SELECTIVE:
+            kept = [name for op in block.ops if is_kept(op) for name in op.outputs]
+            saved = sum(block.tensor(name).size for name in kept)
         weighted = question.state_ratio * parameters + saved
-        price = question.alpha * (forward + backward) / max(1.0, weighted)
+        price = question.alpha * (least.forward + least.backward) / max(1.0, weighted)
         return price * question.state_ratio, price if saved else 0.0
 
     def _tied_choices(

@@ -19,6 +19,7 @@ from autoplan.ir.experts import EXPERTS
 from autoplan.ir.graph import BlockClass, Graph, dtype_size
 from autoplan.ir.hardware import Accelerator, Cluster
 from autoplan.ir.optimizer import UpdateRule
+from autoplan.ir.recompute import Recompute, is_kept
 from autoplan.solver.blocks import class_counts
 from autoplan.solver.space import Configuration
 
@@ -40,7 +41,18 @@ class ModelSize:
     numel: int
     trainable: int
     saved: int
+    selected: int
     boundary: int
+
+    def kept(self, recompute: Recompute) -> int:
+        """Bytes held from forward to backward."""
+        match recompute:
+            case Recompute.NONE:
+                return self.saved
+            case Recompute.SELECTIVE:
+                return self.selected
+            case Recompute.FULL:
+                return self.boundary
 
 
 def pipeline_bound(total: float, stages: int, microbatches: int) -> float:
@@ -58,31 +70,45 @@ def model_size(graph: Graph) -> ModelSize:
     """Sums over the chain of a graph; parameters that no block uses are not held."""
     used = {fqn for instance in graph.instances for fqn in instance.parameters}
     parameters = [p for p in graph.parameters if p.fqn in used]
-    saved = boundary = 0
+    saved = selected = boundary = 0
     for count, block in zip(class_counts(graph), graph.classes, strict=True):
         saved += count * _saved_bytes(block)
+        selected += count * _selected_bytes(block)
         boundary += count * sum(block.tensor(name).size for name in block.inputs)
     return ModelSize(
         numel=sum(p.numel for p in parameters),
         trainable=sum(p.numel for p in parameters if p.trainable),
         saved=saved,
+        selected=selected,
         boundary=boundary,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
-    """Seconds of a microbatch: what ranks can share at best, and kernels that each must start."""
+    """Seconds of a microbatch: what ranks can share at best, and kernels that each must start.
 
-    forward: float
-    backward: float
-    forward_latency: float
-    backward_latency: float
+    ``again`` is the part of the forward that selective recompute runs again.
+    """
 
-    def microbatch(self, tp: int, *, recompute: bool) -> float:
+    forward: float = 0.0
+    backward: float = 0.0
+    again: float = 0.0
+    forward_latency: float = 0.0
+    backward_latency: float = 0.0
+    again_latency: float = 0.0
+
+    def microbatch(self, tp: int, *, recompute: Recompute) -> float:
         """Seconds that no strategies on ``tp`` ranks can beat."""
         forward = self.forward / tp + self.forward_latency
-        return (2 if recompute else 1) * forward + self.backward / tp + self.backward_latency
+        seconds = forward + self.backward / tp + self.backward_latency
+        match recompute:
+            case Recompute.NONE:
+                return seconds
+            case Recompute.SELECTIVE:
+                return seconds + self.again / tp + self.again_latency
+            case Recompute.FULL:
+                return seconds + forward
 
 
 def roofline(graph: Graph, accelerator: Accelerator) -> Roofline:
@@ -91,13 +117,13 @@ def roofline(graph: Graph, accelerator: Accelerator) -> Roofline:
     Nothing where operators were measured: no peak is known that none of them beats.
     """
     if accelerator.operators is not None:
-        return Roofline(forward=0.0, backward=0.0, forward_latency=0.0, backward_latency=0.0)
+        return Roofline()
     rate = max((peak for _, peak in accelerator.matmul_peak), default=math.inf)
     rate *= max(1.0, *(share for _, share in accelerator.matmul_efficiency.points))
     bandwidth = accelerator.memory_bandwidth
     bandwidth *= max(1.0, *(share for _, share in accelerator.memory_efficiency.points))
-    forward = backward = 0.0
-    forward_kernels = backward_kernels = 0
+    forward = backward = again = 0.0
+    forward_kernels = backward_kernels = again_kernels = 0
     for count, block in zip(class_counts(graph), graph.classes, strict=True):
         for op in block.ops:
             if op.target == EXPERTS:
@@ -108,8 +134,12 @@ def roofline(graph: Graph, accelerator: Accelerator) -> Roofline:
             view = is_view(op, block)
             if not view:
                 work = op.flop / rate if counted else 0.0
-                forward += count * max(work, sum(t.size for t in made) / bandwidth)
+                seconds = count * max(work, sum(t.size for t in made) / bandwidth)
+                forward += seconds
                 forward_kernels += count
+                if not is_kept(op):
+                    again += seconds
+                    again_kernels += count
             received = sum(tensor.size for tensor in made if tensor.requires_grad)
             wanted = any(block.tensor(name).requires_grad for name in op.inputs)
             if received and wanted and not (view and op.flop_backward == 0):
@@ -119,8 +149,10 @@ def roofline(graph: Graph, accelerator: Accelerator) -> Roofline:
     return Roofline(
         forward=forward,
         backward=backward,
+        again=again,
         forward_latency=forward_kernels * accelerator.kernel_latency,
         backward_latency=backward_kernels * accelerator.kernel_latency,
+        again_latency=again_kernels * accelerator.kernel_latency,
     )
 
 
@@ -128,6 +160,19 @@ def _saved_bytes(block: BlockClass) -> int:
     bases = {block.tensor(name).base for op in block.ops for name in op.saved}
     resident = {*block.parameters, *block.buffers, *block.shared}
     return sum(block.tensor(base).size for base in bases if base not in resident)
+
+
+def _selected_bytes(block: BlockClass) -> int:
+    made = {
+        block.tensor(name).base
+        for op in block.ops
+        if is_kept(op) and op.target != EXPERTS
+        for name in op.outputs
+    }
+    handed_on = {block.tensor(name).base for name in block.outputs}
+    resident = {*block.parameters, *block.buffers, *block.shared}
+    kept = {*block.inputs, *(made - handed_on - resident)}
+    return sum(block.tensor(name).size for name in kept)
 
 
 def memory_bound(
@@ -138,8 +183,7 @@ def memory_bound(
     settings = configuration.memory_settings(itemsize, update=update)
     parts = mesh.tp * mesh.pp
     state = sum(state_bytes(size.numel // parts, size.trainable // parts, settings))
-    kept = size.boundary if configuration.recompute else size.saved
-    return state + kept // parts
+    return state + size.kept(configuration.recompute) // parts
 
 
 def time_bound(

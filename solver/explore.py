@@ -21,6 +21,7 @@ from autoplan.errors import InternalError, SolverLimitError, UsageError
 from autoplan.ir.graph import Graph, dtype_size
 from autoplan.ir.hardware import Cluster
 from autoplan.ir.optimizer import UpdateRule
+from autoplan.ir.recompute import Recompute
 from autoplan.solver.blocks import ALPHAS, BlockPricer, ModelPoint, Question, class_counts
 from autoplan.solver.bounds import (
     ModelSize,
@@ -332,10 +333,12 @@ class Searcher:
         program = operators
         if level is BoundLevel.PROGRAM:
             program = self._point(configuration, 0.0).microbatch_bound
-        elif level is BoundLevel.WITHOUT_RECOMPUTE and configuration.recompute:
-            # Recompute adds at least the forward's operators to the optimum without it.
-            kept = dataclasses.replace(configuration, recompute=False)
-            again = operators - self.blocks.quick_bound(size, tp, recompute=False)
+        elif (
+            level is BoundLevel.WITHOUT_RECOMPUTE and configuration.recompute is not Recompute.NONE
+        ):
+            # Recompute adds at least its operators to the optimum without it.
+            kept = dataclasses.replace(configuration, recompute=Recompute.NONE)
+            again = operators - self.blocks.quick_bound(size, tp, recompute=Recompute.NONE)
             program = self._point(kept, 0.0).microbatch_bound + again
         return self._time_bound(configuration, operators, program)
 

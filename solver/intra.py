@@ -19,14 +19,17 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from autoplan.costs.compute import OpTime, local_bytes, local_extra
+from autoplan.costs.experts import experts_products, local_experts
 from autoplan.costs.resharding import Resharding, conversion_time
 from autoplan.costs.terms import op_term, required_states
 from autoplan.errors import AutoplanError, InfeasibleError, InternalError, SolverLimitError
+from autoplan.ir.experts import EXPERTS
 from autoplan.ir.graph import BlockClass, Op, Tensor, TensorKind
 from autoplan.ir.hardware import Cluster
 from autoplan.ir.memo import by_identity
 from autoplan.ir.mesh import Group
 from autoplan.ir.placement import Placement, Replicate, Shard
+from autoplan.ir.recompute import Recompute, is_kept
 from autoplan.ir.strategy import OpStrategy
 from autoplan.solver.lp import Handover, Termination
 from autoplan.solver.offers import offers
@@ -65,6 +68,7 @@ class _Choice:
     states: tuple[Placement, ...]
     forward: float
     backward: float
+    again: Mapping[Recompute, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,11 @@ def _price(
         states=required_states(op, block, strategy),
         forward=term.forward + term.tp_forward,
         backward=term.backward + term.tp_backward,
+        again={
+            Recompute.NONE: 0.0,
+            Recompute.SELECTIVE: term.again + term.tp_again,
+            Recompute.FULL: term.forward + term.tp_forward,
+        },
     )
 
 
@@ -109,7 +118,7 @@ def solve_block(
     boundary_in: Sequence[Placement],
     boundary_out: Sequence[Placement],
     fixed: Mapping[str, Placement],
-    recompute: bool,
+    recompute: Recompute,
     parameter_cost: float,
     partial_grad_cost: float,
     memory_limit: int | None,
@@ -122,8 +131,9 @@ def solve_block(
     ``fixed`` gives the storage of some parameters (tied ones). ``parameter_cost`` is seconds
     per local byte of parameters, ``partial_grad_cost`` seconds per byte of a parameter whose
     gradient is partial, ``memory_weight`` seconds per byte kept from forward to backward and
-    ``memory_limit`` the most of those bytes. With ``recompute`` the forward pass is paid
-    twice and nothing but the boundary is kept. ``deadline`` is a `time.monotonic` instant.
+    ``memory_limit`` the most of those bytes. ``recompute`` says what of the forward is paid
+    again and what is kept: with `Recompute.FULL` all of it, and nothing but the boundary.
+    ``deadline`` is a `time.monotonic` instant.
     """
     start = time.monotonic()
     form = _Formulation(
@@ -131,15 +141,15 @@ def solve_block(
         group=group,
         cluster=cluster,
         prices=_prices(block, group, cluster),
-        forward_passes=2 if recompute else 1,
+        recompute=recompute,
         partial_grad_cost=partial_grad_cost,
     )
     form.add_operators()
     form.add_parameters(fixed, parameter_cost)
     form.add_boundary(boundary_in, boundary_out)
     problem = form.problem(
-        memory_weight=0.0 if recompute else memory_weight,
-        memory_limit=None if recompute else memory_limit,
+        memory_weight=0.0 if recompute is Recompute.FULL else memory_weight,
+        memory_limit=None if recompute is Recompute.FULL else memory_limit,
     )
     formed = time.monotonic() - start
     found = solve_problem(problem, deadline=deadline, handover=handover)
@@ -158,7 +168,7 @@ class _Formulation:
         group: Group,
         cluster: Cluster,
         prices: _Prices,
-        forward_passes: int,
+        recompute: Recompute,
         partial_grad_cost: float,
     ) -> None:
         self._block = block
@@ -166,7 +176,7 @@ class _Formulation:
         self._cluster = cluster
         self._choices = prices.choices
         self._conversions = prices.conversions
-        self._passes = forward_passes
+        self._recompute = recompute
         self._partial_grad_cost = partial_grad_cost
         self._nodes: list[Node] = []
         self._storages: dict[str, tuple[int, tuple[Placement, ...]]] = {}
@@ -175,11 +185,12 @@ class _Formulation:
         self._read: dict[str, list[tuple[int, tuple[Placement, ...]]]] = {}
         self._last_use: dict[tuple[str, int], int] = {}
         self._codes: dict[str, dict[Placement, int]] = {}
+        self._sent: dict[str, Placement] = {}
 
     def add_operators(self) -> None:
         """One node for each operator, one choice for each strategy."""
         for op, choices in zip(self._block.ops, self._choices, strict=True):
-            costs = tuple(self._passes * c.forward + c.backward for c in choices)
+            costs = tuple(c.forward + c.backward + c.again[self._recompute] for c in choices)
             node = self._node(op.name, costs)
             for index, name in enumerate(op.outputs):
                 self._made[name] = (node, tuple(c.strategy.outputs[index] for c in choices))
@@ -207,6 +218,7 @@ class _Formulation:
             self._made[name] = (self._node(name, (0.0,)), (placement,))
         for index, (name, placement) in enumerate(zip(self._block.outputs, outs, strict=True)):
             self._reads(name, self._node(f"output {index}", (0.0,)), (placement,))
+            self._sent[self._block.tensor(name).base] = placement
         for name in (*self._block.buffers, *self._block.shared):
             self._made[name] = (self._node(name, (0.0,)), (Replicate(),))
 
@@ -290,10 +302,14 @@ class _Formulation:
         times = self._conversions[key]
         if times is None:
             return None
-        return self._passes * times.forward + times.backward
+        # Selective recompute keeps what collectives give; a conversion without one is free.
+        passes = 2 if self._recompute is Recompute.FULL else 1
+        return passes * times.forward + times.backward
 
     def _stores(self, names: Sequence[str]) -> tuple[Store, ...]:
-        """One store for each storage that some operator may save, as `liveness` counts them."""
+        """One store for each storage that may be kept, as `liveness` counts them."""
+        if self._recompute is Recompute.SELECTIVE:
+            return self._selected_stores(names)
         position = {name: index for index, name in enumerate(names)}
         holders: dict[_Storage, list[NodeHolder | UseHolder]] = {}
         for node, (op, choices) in enumerate(zip(self._block.ops, self._choices, strict=True)):
@@ -313,9 +329,62 @@ class _Formulation:
                 ]
                 for size, picks in _grouped(sizes):
                     holders[op.name, "extra", size] = [NodeHolder(node, picks)]
-        return tuple(
-            Store(size, tuple(needing)) for (_, _, size), needing in holders.items() if size
-        )
+        return _stores_of(holders)
+
+    def _selected_stores(self, names: Sequence[str]) -> tuple[Store, ...]:
+        """Stores of selective recompute: inputs, outputs of kept operators, received copies.
+
+        What the block hands on is kept by those who receive it.
+        """
+        ranks = self._group.ranks
+        holders: dict[_Storage, list[NodeHolder | UseHolder]] = {}
+        for name in self._block.inputs:
+            node, (placement,) = self._made[name]
+            size = local_bytes(self._block.tensor(name), placement, ranks)
+            holders[name, "", size] = [NodeHolder(node, frozenset({0}))]
+        for node, (op, choices) in enumerate(zip(self._block.ops, self._choices, strict=True)):
+            if not is_kept(op):
+                continue
+            if op.target == EXPERTS:
+                regions = (local_experts(op, self._block, c.strategy, ranks) for c in choices)
+                extras = [sum(experts_products(region)) for region in regions]
+            else:
+                extras = [local_extra(op, self._block, c.strategy, ranks) for c in choices]
+                for index, name in enumerate(op.outputs):
+                    sent = self._sent.get(self._block.tensor(name).base)
+                    made = [c.strategy.outputs[index] for c in choices]
+                    kept = [sent is None or self._is_copied(placement, sent) for placement in made]
+                    for storage, picks in _grouped(map(self._own, [name] * len(made), made)):
+                        held = frozenset(pick for pick in picks if kept[pick])
+                        if held:
+                            holders.setdefault(storage, []).append(NodeHolder(node, held))
+            for size, picks in _grouped(extras):
+                holders[op.name, "extra", size] = [NodeHolder(node, picks)]
+        for position, name in enumerate(names):
+            tensor = self._block.tensor(name)
+            if tensor.kind is TensorKind.PARAMETER:
+                continue
+            for use in range(len(self._read[name])):
+                for storage, pairs in self._copies(tensor, use).items():
+                    holder = UseHolder(position, use, frozenset(pairs))
+                    holders.setdefault(storage, []).append(holder)
+        return _stores_of(holders)
+
+    def _copies(self, tensor: Tensor, use: int) -> dict[_Storage, list[tuple[int, int]]]:
+        """Pairs of states of a use that take a collective, by the copy that it makes."""
+        codes = self._codes[tensor.name]
+        copies: dict[_Storage, list[tuple[int, int]]] = {}
+        sent = self._sent.get(tensor.name)
+        for made in dict.fromkeys(self._made[tensor.name][1]):
+            for wanted in dict.fromkeys(self._read[tensor.name][use][1]):
+                times = self._conversions.get((tensor.name, made, wanted))
+                received = times is not None and times.forward_kind is not None
+                if not received or wanted == sent or not self._is_copied(made, wanted):
+                    continue
+                size = local_bytes(tensor, wanted, self._group.ranks)
+                storage = (tensor.name, str(wanted), size)
+                copies.setdefault(storage, []).append((codes[made], codes[wanted]))
+        return copies
 
     def _read_storages(self, name: str, use: int) -> dict[_Storage, list[tuple[int, int]]]:
         """Pairs of states of a use by the storage in which it sees the tensor."""
@@ -324,11 +393,14 @@ class _Formulation:
         for made in dict.fromkeys(self._made[name][1]):
             for wanted in dict.fromkeys(self._read[name][use][1]):
                 storage = self._own(name, made)
-                if self._group.ranks > 1 and not _shares(made, wanted):
+                if self._is_copied(made, wanted):
                     tensor = self._block.tensor(name)
                     storage = (name, str(wanted), local_bytes(tensor, wanted, self._group.ranks))
                 storages.setdefault(storage, []).append((codes[made], codes[wanted]))
         return storages
+
+    def _is_copied(self, made: Placement, wanted: Placement) -> bool:
+        return self._group.ranks > 1 and not _shares(made, wanted)
 
     def _own(self, name: str, placement: Placement) -> _Storage:
         """Storage a tensor was made in: that of the tensor it views."""
@@ -341,6 +413,10 @@ class _Formulation:
             whole = tensor.shape[placement.dim]
             return base.name, "padded", size * -(-whole // self._group.ranks) // whole
         return base.name, "sharded", size // self._group.ranks
+
+
+def _stores_of(holders: Mapping[_Storage, list[NodeHolder | UseHolder]]) -> tuple[Store, ...]:
+    return tuple(Store(size, tuple(needing)) for (_, _, size), needing in holders.items() if size)
 
 
 _Storage = tuple[str, str, int]

@@ -24,6 +24,7 @@ from autoplan.costs.step import BlockTime, StageTime, stage_time, update_traffic
 from autoplan.ir.graph import Graph, dtype_size
 from autoplan.ir.hardware import Cluster
 from autoplan.ir.optimizer import UpdateRule
+from autoplan.ir.recompute import Recompute
 from autoplan.schedules import in_flight
 from autoplan.simulate import Messages, simulate_pipeline
 from autoplan.solver.between import (
@@ -186,6 +187,7 @@ def _blocks(
                 backward=cost.backward,
                 tp_forward=cost.tp_forward,
                 tp_backward=cost.tp_backward,
+                again=cost.forward_again(configuration.recompute),
                 data_parallel=data_parallel_times(
                     numel=sum(own.values()),
                     trainable=sum(n for fqn, n in own.items() if trainable[fqn]),
@@ -197,15 +199,18 @@ def _blocks(
                 ),
             )
         )
-        again, held = configuration.recompute, cost.held
-        # A block that is run again saves everything but its inputs, which were kept.
-        inputs = zip(held.inputs, held.saved_inputs, strict=True)
-        restored = cost.saved - sum(size for size, saved in inputs if saved) if again else 0
+        level, held = configuration.recompute, cost.held
+        restored = cost.made_again(level)
+        if level is Recompute.FULL:
+            # A block that is run again saves everything but its inputs, which were kept.
+            inputs = zip(held.inputs, held.saved_inputs, strict=True)
+            restored -= sum(size for size, saved in inputs if saved)
+        again = level is not Recompute.NONE
         memories.append(
             BlockMemory(
                 numel=numel,
                 trainable=learnt,
-                kept=cost.boundary if again else cost.saved,
+                kept=cost.kept(level),
                 working=cost.transient + restored,
                 boundary_in=cost.boundary,
                 boundary_out=cost.boundary_out,
@@ -244,9 +249,7 @@ def _cut(
         items.append(
             ChainItem(
                 forward=forward,
-                backward=time.backward
-                + time.tp_backward
-                + (forward if configuration.recompute else 0.0),
+                backward=time.backward + time.tp_backward + time.again,
                 static=static,
                 activation=memory.kept,
                 transient=memory.working + unit_bytes(memory.numel, settings),
@@ -323,7 +326,6 @@ def _stage_time(
         zero=configuration.zero,
         pipelined=configuration.pipelined,
         microbatches=configuration.microbatches,
-        recompute=configuration.recompute,
         shared=shared,
         partial_grad=partial_grad_time(
             configuration, point, chosen, cluster, dtype_size(graph.dtype)

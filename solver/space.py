@@ -16,6 +16,7 @@ from autoplan.costs.memory import MemorySettings
 from autoplan.errors import UsageError
 from autoplan.ir.mesh import Mesh
 from autoplan.ir.optimizer import UpdateRule
+from autoplan.ir.recompute import Recompute
 
 __all__ = ["PIN_NAMES", "Configuration", "Pins", "configurations", "divisors", "parse_pins"]
 
@@ -32,7 +33,7 @@ PIN_NAMES = (
 
 _CHOICES = {
     "zero": ("0", "1", "2", "3"),
-    "recompute": ("none", "full"),
+    "recompute": tuple(Recompute),
     "schedule": ("gpipe", "1f1b"),
 }
 
@@ -45,7 +46,7 @@ class Configuration:
     micro_batch_size: int
     microbatches: int
     zero: int
-    recompute: bool
+    recompute: Recompute
     schedule: str
     sync: GradientSync = AS_PLANNED
 
@@ -76,8 +77,8 @@ class Configuration:
         parts = [" x ".join(axes) or "1 rank", f"mbs {self.micro_batch_size}"]
         if self.mesh.dp > 1:
             parts.append(f"zero {self.zero}")
-        if self.recompute:
-            parts.append("recompute")
+        if self.recompute is not Recompute.NONE:
+            parts.append(f"recompute {self.recompute}")
         if self.pipelined:
             parts.append(self.schedule)
         return ", ".join(parts)
@@ -194,8 +195,8 @@ def configurations(
             for size in divisors(per_rank):
                 if not pins.permits("micro_batch_size", size):
                     continue
-                for recompute in (False, True):
-                    if not pins.permits("recompute", "full" if recompute else "none"):
+                for recompute in Recompute:
+                    if not pins.permits("recompute", recompute):
                         continue
                     for schedule in _schedules(mesh, per_rank // size, pins):
                         yield Configuration(

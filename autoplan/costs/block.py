@@ -18,6 +18,7 @@ from autoplan.ir.hardware import Accelerator, Cluster
 from autoplan.ir.memo import by_identity
 from autoplan.ir.mesh import Group
 from autoplan.ir.placement import CollectiveKind, Placement, shard_shape
+from autoplan.ir.recompute import Recompute, is_kept
 from autoplan.ir.strategy import OpStrategy
 
 __all__ = [
@@ -54,6 +55,8 @@ class BlockCost:
     host, which issues operators ahead of it within a pass), ``tp_forward`` and ``tp_backward``
     collectives of the model axis. ``saved`` is bytes kept from forward to backward; ``boundary``
     those of the boundary inputs, all that full recompute keeps; ``boundary_out`` those handed on.
+    Selective recompute keeps ``selected`` bytes, pays ``again`` and ``tp_again`` a second time
+    and makes ``remade`` bytes of ``saved`` again.
     ``transient`` is the larger peak of temporaries in forward or of gradients in backward,
     where ``held`` has what happens at the ends and to the gradients of parameters.
     ``parameters`` lists (local name, local elements, bytes of one), ``partial_grads`` the
@@ -64,7 +67,11 @@ class BlockCost:
     backward: float
     tp_forward: float
     tp_backward: float
+    again: float
+    tp_again: float
     saved: int
+    selected: int
+    remade: int
     boundary: int
     boundary_out: int
     transient: int
@@ -72,14 +79,54 @@ class BlockCost:
     parameters: tuple[tuple[str, int, int], ...]
     partial_grads: tuple[str, ...]
 
+    def kept(self, recompute: Recompute) -> int:
+        """Bytes held from forward to backward."""
+        match recompute:
+            case Recompute.NONE:
+                return self.saved
+            case Recompute.SELECTIVE:
+                return self.selected
+            case Recompute.FULL:
+                return self.boundary
+
+    def made_again(self, recompute: Recompute) -> int:
+        """Bytes of saved tensors that exist only while the block's backward runs."""
+        match recompute:
+            case Recompute.NONE:
+                return 0
+            case Recompute.SELECTIVE:
+                return self.remade
+            case Recompute.FULL:
+                return self.saved
+
+    def forward_again(self, recompute: Recompute) -> float:
+        """Seconds of the forward, collectives included, that are paid again in backward."""
+        match recompute:
+            case Recompute.NONE:
+                return 0.0
+            case Recompute.SELECTIVE:
+                return self.again + self.tp_again
+            case Recompute.FULL:
+                return self.forward + self.tp_forward
+
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCall:
-    """One collective of the program: kind, bytes of the whole tensor, and pass."""
+    """One collective of the program: kind, bytes of the whole tensor, and pass.
+
+    ``inner``: it is part of an operator that selective recompute runs again.
+    """
 
     kind: CollectiveKind
     payload: int
     backward: bool
+    inner: bool = False
+
+    def repeats(self, recompute: Recompute) -> bool:
+        """Whether it is issued again when the forward is recomputed."""
+        if self.backward or recompute is Recompute.NONE:
+            return False
+        return self.inner or recompute is Recompute.FULL
 
 
 def block_cost(
@@ -101,19 +148,28 @@ def block_cost(
     tp_forward += sum(term.resharding.forward for term in terms.conversions)
     tp_backward = sum(term.tp_backward for term in terms.ops)
     tp_backward += sum(term.resharding.backward for term in terms.conversions)
-    issued = [call.backward for call in _calls(block, strategies, terms, ranks)]
+    issued_calls = _calls(block, strategies, terms, ranks)
+    issued = [call.backward for call in issued_calls]
     host = host_times(block, cluster.accelerator)
     latency = cluster.accelerator.dispatch_latency
     around = calls.functions * len(issued)
     hooks = calls.hooks * _gradients(block)
     host_forward = host.forward + latency * (issued.count(False) + around)
     host_backward = host.backward + latency * (issued.count(True) + around + hooks)
+    tp_again = sum(term.tp_again for term in terms.ops)
+    # Kept operators are issued too: each is handed what it made before.
+    repeated = sum(call.repeats(Recompute.SELECTIVE) for call in issued_calls)
+    host_again = host.forward + latency * repeated
     return BlockCost(
         forward=max(sum(term.forward for term in terms.ops), host_forward - tp_forward),
         backward=max(sum(term.backward for term in terms.ops), host_backward - tp_backward),
         tp_forward=tp_forward,
         tp_backward=tp_backward,
+        again=max(sum(term.again for term in terms.ops), host_again - tp_again),
+        tp_again=tp_again,
         saved=bytes_held.saved,
+        selected=bytes_held.selected,
+        remade=bytes_held.remade,
         boundary=_local_sum(block, block.inputs, boundary_in, ranks),
         boundary_out=_local_sum(block, block.outputs, boundary_out, ranks),
         transient=max(bytes_held.forward, bytes_held.backward),
@@ -162,7 +218,7 @@ def _calls(
     if ranks == 1:
         return ()
     calls = [
-        CollectiveCall(inner.kind, inner.payload, inner.backward)
+        CollectiveCall(inner.kind, inner.payload, inner.backward, not is_kept(op))
         for op in block.ops
         for inner in strategies[op.name].inner
     ]

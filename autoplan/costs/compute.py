@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from autoplan.costs.experts import Kernel, experts_kernels, local_experts
+from autoplan.costs.experts import Kernel, experts_again, experts_kernels, local_experts
 from autoplan.costs.fanout import summed_slots
 from autoplan.costs.matmul import Product, local_products, tiled_time
 from autoplan.costs.signature import operator_signature
@@ -29,10 +29,12 @@ from autoplan.ir.experts import EXPERTS
 from autoplan.ir.graph import BlockClass, Op, Tensor, TensorKind, dtype_size
 from autoplan.ir.hardware import Accelerator
 from autoplan.ir.placement import Placement, Shard, shard_shape
+from autoplan.ir.recompute import is_kept
 from autoplan.ir.strategy import OpStrategy
 
 __all__ = [
     "OpTime",
+    "again_time",
     "dispatches",
     "is_sharded",
     "is_view",
@@ -153,6 +155,21 @@ def op_time(
         size = local_bytes(block.tensor(op.inputs[slot]), strategy.inputs[slot], ranks)
         sums += update_time(3 * size, accelerator) + accelerator.kernel_latency
     return OpTime(forward=time.forward, backward=time.backward + sums)
+
+
+def again_time(
+    op: Op,
+    block: BlockClass,
+    strategy: OpStrategy,
+    ranks: int,
+    accelerator: Accelerator,
+    forward: float,
+) -> float:
+    """Seconds of the operator, whose forward takes ``forward``, in selective recompute."""
+    if op.target == EXPERTS:
+        region = local_experts(op, block, strategy, ranks)
+        return min(forward, _sequence(experts_again(region), region.dtype, accelerator))
+    return 0.0 if is_kept(op) else forward
 
 
 def measured_time(

@@ -14,7 +14,14 @@ from autoplan.ir.graph import BlockClass, Op, Ref, dtype_size
 from autoplan.ir.placement import Shard
 from autoplan.ir.strategy import OpStrategy
 
-__all__ = ["Kernel", "experts_kernels", "experts_workspace", "local_experts"]
+__all__ = [
+    "Kernel",
+    "experts_again",
+    "experts_kernels",
+    "experts_products",
+    "experts_workspace",
+    "local_experts",
+]
 
 _SORTING = 4  # sort, look-up of the group ends, of the routing weights, and their reshape
 
@@ -83,6 +90,25 @@ def experts_kernels(region: ExpertsRegion) -> tuple[tuple[Kernel, ...], tuple[Ke
     if r.hidden_grad:
         backward += [Kernel(0, 2 * rows * size), Kernel(0, (chosen + tokens) * size)]
     return forward, tuple(backward)
+
+
+def experts_products(region: ExpertsRegion) -> tuple[int, int]:
+    """Bytes of the products that the selective recompute level keeps: of the first, the last."""
+    r = region
+    return r.rows * r.projected * dtype_size(r.dtype), r.rows * r.hidden * _wide(r)
+
+
+def experts_again(region: ExpertsRegion) -> tuple[Kernel, ...]:
+    """Kernels of the forward that run again when the products are kept."""
+    r, size, wide = region, dtype_size(region.dtype), _wide(region)
+    small = Kernel(0, 8 * 3 * r.rows)
+    activation = Kernel(0, r.rows * (r.projected + r.ffn) * size)
+    return (
+        *(small,) * _SORTING,
+        activation,
+        Kernel(0, 2 * r.rows * r.hidden * wide),
+        Kernel(0, r.tokens * r.hidden * (r.top_k + 1) * wide),
+    )
 
 
 def experts_workspace(region: ExpertsRegion) -> tuple[int, int]:

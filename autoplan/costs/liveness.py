@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autoplan.costs.compute import is_view, local_bytes, local_extra
-from autoplan.costs.experts import experts_workspace, local_experts
+from autoplan.costs.experts import experts_products, experts_workspace, local_experts
 from autoplan.costs.terms import produced_placements, required_states
 from autoplan.ir.experts import EXPERTS
 from autoplan.ir.graph import BlockClass, Op, TensorKind
-from autoplan.ir.placement import Placement, Replicate, Shard
+from autoplan.ir.placement import Placement, Replicate, Shard, conversion
+from autoplan.ir.recompute import is_kept
 from autoplan.ir.strategy import OpStrategy
 
 __all__ = ["Liveness", "liveness"]
@@ -33,6 +34,8 @@ _HELD_ELSEWHERE = (
 class Liveness:
     """Bytes on one rank: saved for backward, and the transient peaks of both passes.
 
+    ``selected`` is what selective recompute keeps instead of ``saved``, and ``remade`` the
+    part of ``saved`` that it makes again in backward.
     ``fresh`` is the peak of a backward whose parameters have no gradient before it: these stay
     from their operator to the end; in ``backward`` each is added to one that exists. The rest
     says what is kept of the tensors at the ends: bytes of each input and whether it is saved,
@@ -40,6 +43,8 @@ class Liveness:
     """
 
     saved: int
+    selected: int
+    remade: int
     forward: int
     backward: int
     fresh: int
@@ -64,6 +69,7 @@ class _Storages:
     def __init__(self, block: BlockClass, produced: Mapping[str, Placement], ranks: int) -> None:
         self.size: dict[Storage, int] = {}
         self.source: dict[Storage, Storage] = {}
+        self.received: set[Storage] = set()  # copies that a collective made
         self._block = block
         self._produced = produced
         self._ranks = ranks
@@ -94,6 +100,10 @@ class _Storages:
         key = (name, str(state))
         self.size[key] = self._local(name, state)
         self.source[key] = self._of[name]
+        differentiable = self._block.tensor(name).requires_grad
+        pair = conversion(produced, state, differentiable=differentiable)
+        if pair is not None and pair.forward is not None:
+            self.received.add(key)
         return key
 
     def own(self, name: str) -> Storage:
@@ -121,7 +131,8 @@ def liveness(
     storages = _Storages(block, produced, ranks)
     steps: list[_Step] = []
     saved: set[Storage] = set()
-    extra = 0
+    selected = {storages.own(name) for name in block.inputs}
+    extra = extra_selected = extra_remade = 0
     for op in block.ops:
         strategy = strategies[op.name]
         states = required_states(op, block, strategy)
@@ -132,11 +143,21 @@ def liveness(
         by_name = dict(zip(op.inputs, reads, strict=True))
         by_name.update(zip(op.outputs, writes, strict=True))
         saved.update(by_name[name] for name in op.saved if name in by_name)
-        extra += local_extra(op, block, strategy, ranks)
+        held = local_extra(op, block, strategy, ranks)
+        extra += held
         inside = (0, 0)
         if op.target == EXPERTS:
-            inside = experts_workspace(local_experts(op, block, strategy, ranks))
-        elif op.target in _FUSED_LOSSES:
+            region = local_experts(op, block, strategy, ranks)
+            inside = experts_workspace(region)
+            first, last = experts_products(region)
+            extra_selected += first + last
+            extra_remade += max(0, held - first)
+        elif is_kept(op):
+            selected.update(writes)
+            extra_selected += held
+        else:
+            extra_remade += held
+        if op.target in _FUSED_LOSSES:
             # The scores' logarithms (kept) have a gradient beside that of the scores.
             inside = (0, storages.size[reads[0]])
         steps.append(_Step(op, reads, writes, *inside))
@@ -145,8 +166,14 @@ def liveness(
     )
     weights = _weights(block, produced, ranks)
     entered = [storages.own(name) for name in block.inputs]
+    # What the block hands on is kept by those who receive it.
+    handed_on = {*sent} - {storages.own(name) for name in block.inputs}
+    selected = {*selected, *storages.received} - handed_on
+    remade = saved - selected
     return Liveness(
         saved=sum(storages.size[key] for key in saved) + extra,
+        selected=sum(storages.size[key] for key in selected) + extra_selected,
+        remade=sum(storages.size[key] for key in remade) + extra_remade,
         forward=_forward_peak(steps, storages.size, saved, sent),
         backward=_backward_peak(steps, storages, block, sent, weights, stay=False),
         fresh=_backward_peak(steps, storages, block, sent, weights, stay=True),

@@ -22,12 +22,16 @@ __all__ = ["BlockTime", "StageTime", "UpdateTraffic", "stage_time", "update_traf
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockTime:
-    """Seconds of one block for one microbatch, and of its data-parallel collectives."""
+    """Seconds of one block for one microbatch, and of its data-parallel collectives.
+
+    ``again`` is what recompute adds to the backward, collectives included.
+    """
 
     forward: float
     backward: float
     tp_forward: float
     tp_backward: float
+    again: float
     data_parallel: DataParallelTimes
 
 
@@ -56,7 +60,6 @@ def stage_time(
     zero: int,
     pipelined: bool,
     microbatches: int,
-    recompute: bool,
     shared: float,
     partial_grad: float,
     overlaps: bool = True,
@@ -64,27 +67,27 @@ def stage_time(
 ) -> StageTime:
     """Times of a stage.
 
-    ``shared`` is seconds of shared operators, ``partial_grad`` seconds once a step.
+    ``shared`` is seconds of shared operators, which run outside of blocks and so never again,
+    ``partial_grad`` seconds once a step.
     ``overlaps`` is `GradientSync.overlaps`, which only ZeRO 0 and 1 can do without.
     """
 
     def beside(work: float, network: float) -> float:
         return overlapped_time(work, network, slow_down.compute, slow_down.network)
 
-    again = 1.0 if recompute else 0.0
     later = 1.0 - 1.0 / microbatches  # the first microbatch has no gradients to add to
     forward = shared
-    backward = shared * again
+    backward = 0.0
     summing = later * sum(b.data_parallel.accumulate for b in blocks)
     copies_forward = copies_backward = 0.0
     compute = shared + summing + sum(b.forward + b.backward for b in blocks)
-    redone = shared * again + again * sum(b.forward + b.tp_forward for b in blocks)
+    redone = sum(b.again for b in blocks)
     exposed_tp = sum(b.tp_forward + b.tp_backward for b in blocks)
     hidden_forward = hidden_backward = 0.0
     for block in blocks:
         times = block.data_parallel
         work_f = block.forward + block.tp_forward
-        work_b = block.backward + block.tp_backward + again * work_f + later * times.accumulate
+        work_b = block.backward + block.tp_backward + block.again + later * times.accumulate
         net_f = net_b = 0.0
         copied_f = copied_b = 0.0
         if zero >= 2 and not pipelined:
@@ -100,7 +103,7 @@ def stage_time(
         backward += beside(work_b, net_b)
         hidden_forward += work_f
         hidden_backward += work_b
-    exposed = (forward - shared - hidden_forward) + (backward - shared * again - hidden_backward)
+    exposed = (forward - shared - hidden_forward) + (backward - hidden_backward)
     tail = 0.0
     if blocks:
         reduce = sum(b.data_parallel.reduce for b in blocks)

@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autoplan.costs.collectives import collective_time
-from autoplan.costs.compute import OpTime, memory_time, op_time
+from autoplan.costs.compute import OpTime, again_time, memory_time, op_time
 from autoplan.costs.resharding import Resharding, conversion_time
 from autoplan.errors import InternalError
 from autoplan.ir.graph import BlockClass, Op, TensorKind
 from autoplan.ir.hardware import Cluster
 from autoplan.ir.mesh import Group
 from autoplan.ir.placement import Placement, Replicate, Shard, required_state
+from autoplan.ir.recompute import is_kept
 from autoplan.ir.strategy import OpStrategy
 
 __all__ = [
@@ -33,12 +34,17 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpTerm:
-    """Seconds of one operator under one strategy: compute, and its inner collectives."""
+    """Seconds of one operator under one strategy: compute, and its inner collectives.
+
+    ``again`` and ``tp_again`` are those of the forward that selective recompute pays again.
+    """
 
     forward: float
     backward: float
     tp_forward: float
     tp_backward: float
+    again: float
+    tp_again: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +87,8 @@ def op_term(
         backward=time.backward,
         tp_forward=inner[False],
         tp_backward=inner[True],
+        again=again_time(op, block, strategy, group.ranks, cluster.accelerator, time.forward),
+        tp_again=0.0 if is_kept(op) else inner[False],
     )
 
 

@@ -314,9 +314,7 @@ def _numbers(stages: list[tuple[BlockInstance, ...]]) -> dict[tuple[int, int], l
 def _stage_class(
     plan: Plan, stages: list[tuple[BlockInstance, ...]], renamed: list[str]
 ) -> list[str]:
-    run = "rt.checkpoint(block, *tensors, *extra)"
-    if plan.recompute == "none":
-        run = "block(*tensors, *extra)"
+    run = _RUN_BLOCK[plan.recompute]
     text = _STAGE.replace("RUN_BLOCK", run)
     for name in renamed:
         # The batch has the name of forward's parameter, the program one that it can use.
@@ -332,6 +330,12 @@ def _stage_class(
 
 _WALK = "for block in self.blocks:\n            extra"
 _WALK_NUMBERED = "for number, block in enumerate(self.blocks):\n            extra"
+
+_RUN_BLOCK = {
+    "none": "block(*tensors, *extra)",
+    "selective": "rt.checkpoint_selectively(block, *tensors, *extra)",
+    "full": "rt.checkpoint(block, *tensors, *extra)",
+}
 
 _BUILD = "for block_class, names, buffers in STAGES[index]:"
 _BUILD_NUMBERED = "for number, (block_class, names, buffers) in enumerate(STAGES[index]):"

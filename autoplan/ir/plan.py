@@ -377,7 +377,7 @@ class Plan(_Record):
     mesh: MeshRecord
     pipeline: PipelineRecord
     zero: Literal[0, 1, 2, 3]
-    recompute: Literal["none", "full"]
+    recompute: Literal["none", "selective", "full"]
     graph: GraphRecord
     prediction: PredictionRecord
     baselines: tuple[BaselineRecord, ...]

@@ -6,7 +6,7 @@ The package is copied into each program, so it needs only torch and imports itse
 from .attention import grouped_attention, row_attention
 from .axis import SINGLE, Axis
 from .bags import row_embedding_bag, vocab_embedding_bag
-from .checkpointing import checkpoint
+from .checkpointing import checkpoint, checkpoint_selectively
 from .collectives import (
     all_gather,
     all_reduce,
@@ -134,6 +134,7 @@ __all__ = [
     "batch_norm",
     "channel_batch_norm",
     "checkpoint",
+    "checkpoint_selectively",
     "deferred_parameters",
     "empty_parameter",
     "experts",

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
 from .axis import Axis
+from .checkpointing import unseen
 from .random import _attention
 
 __all__ = ["grouped_attention", "row_attention"]
@@ -71,7 +72,7 @@ def row_attention(
         key, value = key.narrow(-2, 0, seen), value.narrow(-2, 0, seen)
         is_first = axis.rank == 0
         if not is_first:
-            mask = causal_lower_right(rows, seen)
+            mask = unseen(lambda: causal_lower_right(rows, seen))
     else:
         is_first = False
         place = torch.arange(seen - rows, seen, device=query.device).unsqueeze(-1)

@@ -1,37 +1,144 @@
-"""Recomputation of activations instead of keeping them."""
+"""Recomputation of activations instead of keeping them.
+
+The selective level is torch's: a dispatch mode stores what chosen operators return in the
+forward, and another one hands that out when the block runs again. Such a mode sees single
+ATen operators, also those inside an autograd function's forward. It can't keep what is not a
+pure function of tensors: a collective writes into a tensor that exists already. So what the
+runtime wants kept goes through `keep`, which is a single operator to the mode.
+"""
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.utils import checkpoint as torch_checkpoint
+from torch.utils.flop_counter import flop_registry
 
-__all__ = ["checkpoint", "recomputing"]
+__all__ = ["checkpoint", "checkpoint_selectively", "keep", "recomputing", "selecting", "unseen"]
 
+_T = TypeVar("_T")
 _STATE = threading.local()
+_Contexts = tuple[AbstractContextManager[None], AbstractContextManager[None]]
+
+aten = torch.ops.aten
+_COMPUTE_BOUND = {*flop_registry, aten.mv, aten.dot, aten.vdot, aten.addmv, aten.addbmm}
+_ATTENTION = "aten._scaled_dot_product_"  # torch's kernels, one for each kind of device
+
+_calls: dict[int, Callable[[], Sequence[Tensor]]] = {}
+_numbers = itertools.count()
+
+
+def _run_call(call: int) -> list[Tensor]:
+    return list(_calls[call]())
+
+
+def _operators() -> tuple[Any, Any, Any]:
+    """The operators behind `keep` and `unseen`, and their library, which owns them.
+
+    A process may hold copies of this module, of several programs: each has its own.
+    """
+    make: Any = torch.library.Library
+    library = make("autoplan_runtime", "FRAGMENT")
+    made = []
+    for name in (f"keep_{id(_calls):x}", f"run_{id(_calls):x}"):
+        library.define(f"{name}(int call) -> Tensor[]")
+        library.impl(name, _run_call, "CompositeExplicitAutograd")
+        made.append(getattr(torch.ops.autoplan_runtime, name).default)
+    return made[0], made[1], library
+
+
+_keep, _run, _library = _operators()
+
+
+def _issue(operator: Any, call: Callable[[], Sequence[Tensor]]) -> list[Tensor]:
+    number = next(_numbers)
+    _calls[number] = call
+    try:
+        made: list[Tensor] = operator(number)
+    finally:
+        del _calls[number]
+    return made
 
 
 def recomputing() -> bool:
     """Whether a forward runs for the second time, so that what it counts is counted already."""
-    return getattr(_STATE, "active", False)
+    return getattr(_STATE, "again", False)
+
+
+def selecting() -> bool:
+    """Whether a forward of selective recompute runs, for the first or the second time."""
+    return getattr(_STATE, "selecting", False)
+
+
+def keep(make: Callable[[], Sequence[Tensor]]) -> Sequence[Tensor]:
+    """What ``make`` returns; under selective recompute, it runs in the first forward only.
+
+    For use where autograd does not record: in the forward of an autograd function. The results
+    must be new tensors that nobody writes into.
+    """
+    if not selecting():
+        return make()
+    return _issue(_keep, make)
+
+
+def unseen(make: Callable[[], _T]) -> _T:
+    """What ``make`` returns, made beneath the dispatch mode of selective recompute.
+
+    For tensors of a subclass, which can't be made under such a mode.
+    """
+    if not selecting():
+        return make()
+    made: list[_T] = []
+
+    def call() -> list[Tensor]:
+        made.append(make())
+        return []
+
+    _issue(_run, call)
+    return made[0]
 
 
 @contextmanager
-def _again() -> Iterator[None]:
-    before = recomputing()
-    _STATE.active = True
+def _set(**state: bool) -> Iterator[None]:
+    before = {name: getattr(_STATE, name, False) for name in state}
+    _STATE.__dict__.update(state)
     try:
         yield
     finally:
-        _STATE.active = before
+        _STATE.__dict__.update(before)
 
 
-def _contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    return nullcontext(), _again()
+@contextmanager
+def _inside(mode: AbstractContextManager[Any], **state: bool) -> Iterator[None]:
+    with _set(**state), mode:
+        yield
+
+
+def _full() -> _Contexts:
+    return nullcontext(), _set(again=True)
+
+
+def _selective() -> _Contexts:
+    create: Any = torch_checkpoint.create_selective_checkpoint_contexts
+    first, second = create(_policy)
+    return _inside(first, selecting=True), _inside(second, selecting=True, again=True)
+
+
+def _policy(
+    context: Any, operator: Any, *args: Any, **kwargs: Any
+) -> torch_checkpoint.CheckpointPolicy:
+    """Compute-bound operators are kept, unless they write into a tensor that they are given."""
+    packet = operator.overloadpacket
+    bound = packet in _COMPUTE_BOUND or str(packet).startswith(_ATTENTION)
+    if operator is _keep or (bound and "out" not in kwargs):
+        return torch_checkpoint.CheckpointPolicy.MUST_SAVE
+    return torch_checkpoint.CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def checkpoint(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -39,11 +146,20 @@ def checkpoint(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
     The generator states are restored for that, so dropout masks repeat.
     """
+    return _checkpoint(_full, block, *args, **kwargs)
+
+
+def checkpoint_selectively(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Result of the block; compute-bound operators and collectives do not run again.
+
+    Their outputs are kept, all other activations are computed again in the backward pass.
+    """
+    return _checkpoint(_selective, block, *args, **kwargs)
+
+
+def _checkpoint(
+    contexts: Callable[[], _Contexts], block: nn.Module, *args: Any, **kwargs: Any
+) -> Any:
     return torch_checkpoint.checkpoint(
-        block,
-        *args,
-        use_reentrant=False,
-        preserve_rng_state=True,
-        context_fn=_contexts,
-        **kwargs,
+        block, *args, use_reentrant=False, preserve_rng_state=True, context_fn=contexts, **kwargs
     )

@@ -34,6 +34,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .axis import Axis
+from .checkpointing import keep
 
 __all__ = [
     "all_gather",
@@ -198,7 +199,7 @@ class _AllReduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis, reduce_grad: bool) -> Tensor:
         ctx.axis, ctx.reduce_grad = axis, reduce_grad
-        return _reduce(x, axis)
+        return keep(lambda: [_reduce(x, axis)])[0]
 
     @staticmethod
     @once_differentiable
@@ -213,7 +214,7 @@ class _AllGather(torch.autograd.Function):
     ) -> Tensor:
         ctx.axis, ctx.dim, ctx.blocks, ctx.partial = axis, dim, blocks, partial
         ctx.pad = size is not None
-        return _gather(x, axis, dim, blocks, size)
+        return keep(lambda: [_gather(x, axis, dim, blocks, size)])[0]
 
     @staticmethod
     @once_differentiable
@@ -228,7 +229,7 @@ class _ReduceScatter(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, axis: Axis, dim: int, blocks: int, pad: bool) -> Tensor:
         ctx.axis, ctx.dim, ctx.blocks = axis, dim, blocks
         ctx.size = x.shape[dim] if pad else None
-        return _scatter(x, axis, dim, blocks, pad)
+        return keep(lambda: [_scatter(x, axis, dim, blocks, pad)])[0]
 
     @staticmethod
     @once_differentiable
@@ -240,7 +241,7 @@ class _AllToAll(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis, from_dim: int, to_dim: int) -> Tensor:
         ctx.axis, ctx.from_dim, ctx.to_dim = axis, from_dim, to_dim
-        return _exchange(x, axis, from_dim, to_dim)
+        return keep(lambda: [_exchange(x, axis, from_dim, to_dim)])[0]
 
     @staticmethod
     @once_differentiable

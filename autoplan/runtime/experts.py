@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .axis import Axis
+from .checkpointing import keep
 
 __all__ = ["experts", "row_parallel_experts", "sharded_experts"]
 
@@ -125,8 +126,12 @@ class _Expand(torch.autograd.Function):
         kept = weights if keep_weights else (None,) * len(weights)
         ctx.save_for_backward(x if keep_x else None, rows, ends, *kept)
         ctx.tokens, ctx.top_k, ctx.dtypes = x.shape[0], top_k, (x.dtype, weights[0].dtype)
-        gathered = x.index_select(0, rows // top_k).to(weights[0].dtype)
-        return tuple(_product(gathered, weight, ends) for weight in weights)
+
+        def products() -> list[Tensor]:
+            gathered = x.index_select(0, rows // top_k).to(weights[0].dtype)
+            return [_product(gathered, weight, ends) for weight in weights]
+
+        return tuple(keep(products))
 
     @staticmethod
     @once_differentiable
@@ -173,8 +178,12 @@ class _Reduce(torch.autograd.Function):
             ends,
         )
         ctx.dtypes, ctx.bias_shape = (y.dtype, counted.dtype), None if bias is None else bias.shape
-        out = _product(y, weight, ends)
-        return (out if bias is None else out + bias[chosen]) * counted
+
+        def product() -> list[Tensor]:
+            out = _product(y, weight, ends)
+            return [(out if bias is None else out + bias[chosen]) * counted]
+
+        return keep(product)[0]
 
     @staticmethod
     @once_differentiable

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .axis import Axis
-from .checkpointing import recomputing
+from .checkpointing import recomputing, selecting
 from .collectives import _apply, _note, _size, gather_flat, reduce_in_place
 
 __all__ = [
@@ -146,13 +146,19 @@ def batch_norm(
     axis: Axis,
 ) -> Tensor:
     """Batch norm of a whole tensor; running statistics are updated once, not recomputed."""
-    if recomputing():
-        # Copies: a recomputed forward has to keep as many tensors as the first.
+    held = (running_mean, running_var)
+    if recomputing() or selecting():
+        # Copies: a recomputed forward has to keep as many tensors as the first, and of
+        # selective recompute it must issue no operator that the first did not.
         running_mean = None if running_mean is None else running_mean.clone()
         running_var = None if running_var is None else running_var.clone()
     result: Tensor = aten.batch_norm(
         x, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled
     )
+    if selecting() and not recomputing():
+        for buffer, updated in zip(held, (running_mean, running_var), strict=True):
+            if buffer is not None and updated is not None:
+                buffer.copy_(updated)
     return result
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .axis import Axis
+from .checkpointing import keep
 from .collectives import _apply, _note
 
 __all__ = [
@@ -127,20 +128,31 @@ class _Halo:
 
 class _Window(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis, dim: int, rows: Sequence[int]) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, axis: Axis, dim: int, rows: Sequence[int], kept: bool
+    ) -> Tensor:
         ctx.halo = halo = _Halo(x, axis, dim, rows)
-        return halo.window(x, halo.fetch(x), padded=False)
+        fetched = keep(lambda: halo.fetch(x)) if kept else halo.fetch(x)
+        return halo.window(x, list(fetched), padded=False)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.halo.give_back(grad, padded=False), None, None, None
+        return ctx.halo.give_back(grad, padded=False), None, None, None, None
 
 
-def _window(x: Tensor, axis: Axis, dim: int, rows: Sequence[int], fill: Fill) -> Tensor:
-    """Rows this rank reads, those outside the tensor filled; differentiable."""
+def _window(
+    x: Tensor, axis: Axis, dim: int, rows: Sequence[int], fill: Fill, *, kept: bool = False
+) -> Tensor:
+    """Rows this rank reads, those outside the tensor filled; differentiable.
+
+    ``kept``: selective recompute keeps the rows of other ranks.
+    """
     halo = _Halo(x, axis, dim, rows)
-    inside = _apply(_Window, x, axis, dim, rows) if _exchanges(halo) else x.narrow(dim, *halo.own)
+    if _exchanges(halo):
+        inside = _apply(_Window, x, axis, dim, rows, kept)
+    else:
+        inside = x.narrow(dim, *halo.own)
     if not halo.before and not halo.after:
         return inside
     if fill == "edge":
@@ -175,7 +187,9 @@ class _Convolution(torch.autograd.Function):
         ctx.halo = halo = _Halo(x, axis, dim, rows)
         ctx.settings = settings
         ctx.bias_size = None if bias is None else list(bias.shape)
-        fetched = halo.fetch(x) if _exchanges(halo) else [x.narrow(dim, 0, 0)] * axis.size
+        fetched = [x.narrow(dim, 0, 0)] * axis.size
+        if _exchanges(halo):
+            fetched = list(keep(lambda: halo.fetch(x)))
         ctx.save_for_backward(x, weight, *fetched)
         stride, padding, dilation, groups = settings
         none = [0] * len(stride)
@@ -243,7 +257,7 @@ def halo_transposed_convolution(
     axis: Axis,
 ) -> Tensor:
     """Transposed convolution of the window; ``kept`` are first row and count of its rows."""
-    window = _window(x, axis, dim, rows, "zero")
+    window = _window(x, axis, dim, rows, "zero", kept=True)
     result: Tensor = aten.convolution(
         window, weight, bias, stride, padding, dilation, True, output_padding, groups
     )

@@ -15,6 +15,7 @@ from autoplan.costs.block import NO_CALLS, HostCalls
 from autoplan.costs.data_parallel import GradientSync
 from autoplan.ir.hardware import Cluster
 from autoplan.ir.mesh import Mesh
+from autoplan.ir.recompute import Recompute
 from autoplan.profiles import load_cluster
 from autoplan.solver.inter import StageCut
 from autoplan.solver.space import Configuration
@@ -100,7 +101,7 @@ def run_of(row: Row) -> Run:
     )
 
 
-def _recompute(row: Row) -> bool:
+def _recompute(row: Row) -> Recompute:
     """Whether the layers were computed again in backward.
 
     The vTrain rows take the flag from the simulator's configurations, not from the measured
@@ -110,12 +111,12 @@ def _recompute(row: Row) -> bool:
     without a pipeline (VIA-Research/vTrain@f8dda84, src/predictor.py).
     """
     if row.file == "vtrain" and row.ranks <= row.ranks_per_node:
-        return False
+        return Recompute.NONE
     text = row.recompute.lower()
     if text.startswith("full"):
-        return True
+        return Recompute.FULL
     if text == "none":
-        return False
+        return Recompute.NONE
     raise Skip(f"recompute {text.split('(')[0].strip() or 'not stated'}")
 
 

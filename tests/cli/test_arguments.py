@@ -44,7 +44,7 @@ def test_a_typo_gets_the_nearest_name(argv: list[str], near: str) -> None:
         ([*SOLVE, "--tp", "-2"], "'-2' is not a whole number"),
         ([*SOLVE, "--tp", "two"], "'two' is not a whole number"),
         ([*SOLVE, "--dtype", "bf61"], "did you mean bf16?"),
-        ([*SOLVE, "--recompute", "selective"], "not one of none, full"),
+        ([*SOLVE, "--recompute", "some"], "not one of none, selective, full"),
         ([*SOLVE, "--zero", "4"], "not one of 0, 1, 2, 3"),
         ([*SOLVE, "--memory-limit", "70"], "write a number and one of"),
         ([*SOLVE, "--memory-limit", "0 B"], "less than one byte"),

@@ -13,7 +13,14 @@ H100 = load_cluster("8xh100")
 
 def block(**times):
     data = DataParallelTimes(**{"gather": 0.0, "reduce": 0.0, "publish": 0.0, **times})
-    return BlockTime(forward=1.0, backward=2.0, tp_forward=0.0, tp_backward=0.0, data_parallel=data)
+    return BlockTime(
+        forward=1.0,
+        backward=2.0,
+        tp_forward=0.0,
+        tp_backward=0.0,
+        again=0.0,
+        data_parallel=data,
+    )
 
 
 def stage(blocks, *, zero, pipelined=False, recompute=False):

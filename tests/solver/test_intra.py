@@ -14,6 +14,7 @@ from autoplan.ir.graph import BlockClass, Op, Ref, Tensor, TensorKind
 from autoplan.ir.hardware import Cluster
 from autoplan.ir.mesh import Group
 from autoplan.ir.placement import CollectiveKind, Placement, Replicate, Shard
+from autoplan.ir.recompute import Recompute
 from autoplan.ir.strategy import OpStrategy
 from autoplan.rules import strategies
 from autoplan.solver.intra import BlockSolution, solve_block
@@ -31,7 +32,7 @@ def _solve(
     *,
     ranks: int = 8,
     fixed: dict[str, Placement] | None = None,
-    recompute: bool = False,
+    recompute: Recompute = Recompute.NONE,
     memory_limit: int | None = None,
     memory_weight: float = 0.0,
     partial_cost: float = PARTIAL_COST,
@@ -66,11 +67,11 @@ def _cost(
     return block_cost(block, chosen, ins, outs, Group(ranks, ranks), cluster)
 
 
-def _objective(block: BlockClass, cost: BlockCost, *, recompute: bool, weight: float) -> float:
-    forward = (cost.forward + cost.tp_forward) * (2 if recompute else 1)
+def _objective(block: BlockClass, cost: BlockCost, *, recompute: Recompute, weight: float) -> float:
+    forward = cost.forward + cost.tp_forward + cost.forward_again(recompute)
     parameters = sum(numel * size for _, numel, size in cost.parameters)
     partial = sum(block.tensor(name).size for name in cost.partial_grads)
-    kept = 0 if recompute else cost.saved
+    kept = 0 if recompute is Recompute.FULL else cost.kept(recompute)
     return (
         forward
         + cost.backward
@@ -82,14 +83,14 @@ def _objective(block: BlockClass, cost: BlockCost, *, recompute: bool, weight: f
 
 
 @pytest.mark.parametrize("boundary", [R, Shard(1)], ids=str)
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", list(Recompute))
 @pytest.mark.parametrize("weight", [0.0, 1e-12])
 @pytest.mark.parametrize("ranks", [1, 2, 8])
 def test_objective_is_the_closed_form_of_the_chosen_strategies(
     llama: BlockClass,
     cluster: Cluster,
     boundary: Placement,
-    recompute: bool,
+    recompute: Recompute,
     weight: float,
     ranks: int,
 ) -> None:
@@ -148,7 +149,7 @@ def _solve_head(block: BlockClass, cluster: Cluster, ranks: int, weight: float) 
         boundary_in=(R,),
         boundary_out=(R,),
         fixed={"w": Shard(0, pad=block.tensor("w").shape[0] % ranks != 0)},
-        recompute=False,
+        recompute=Recompute.NONE,
         parameter_cost=PARAMETER_COST,
         partial_grad_cost=PARTIAL_COST,
         memory_limit=None,
@@ -170,7 +171,7 @@ def test_a_padded_vocabulary_costs_what_the_padded_size_costs(
     assert found.objective == pytest.approx(whole.objective, rel=1e-12)
     cost = block_cost(odd, found.strategies, (R,), (R,), Group(ranks, ranks), cluster)
     assert found.objective == pytest.approx(
-        _objective(odd, cost, recompute=False, weight=weight), rel=1e-12
+        _objective(odd, cost, recompute=Recompute.NONE, weight=weight), rel=1e-12
     )
     padded = block_cost(even, whole.strategies, (R,), (R,), Group(ranks, ranks), cluster)
     assert cost == padded
@@ -220,7 +221,7 @@ def test_no_combination_of_strategies_is_cheaper(
             cost = _cost(block, chosen, cluster, boundary, 2)
         except InternalError:
             continue
-        best = min(best, _objective(block, cost, recompute=False, weight=weight))
+        best = min(best, _objective(block, cost, recompute=Recompute.NONE, weight=weight))
     assert found.objective == pytest.approx(best, rel=1e-9)
 
 
@@ -241,7 +242,7 @@ def test_is_never_worse_than_replicated(mlp: BlockClass, cluster: Cluster) -> No
     whole = {op.name: strategies(op, mlp, 8)[0] for op in mlp.ops}
     cost = _cost(mlp, whole, cluster, R)
     found = _solve(mlp, cluster, R)
-    assert found.objective <= _objective(mlp, cost, recompute=False, weight=0.0)
+    assert found.objective <= _objective(mlp, cost, recompute=Recompute.NONE, weight=0.0)
 
 
 def test_fixed_parameter_keeps_its_storage(mlp: BlockClass, cluster: Cluster) -> None:

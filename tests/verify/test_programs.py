@@ -12,6 +12,7 @@ from autoplan.emit import emit_program
 from autoplan.errors import VerificationError
 from autoplan.ir.mesh import Group, Mesh
 from autoplan.ir.placement import Shard, parse_placement
+from autoplan.ir.recompute import Recompute
 from autoplan.ir.record import strategies_from_record
 from autoplan.profiles import load_cluster
 from autoplan.verify import verify
@@ -34,6 +35,12 @@ TWO_RANKS = {
     "tp": Setup(mesh=Mesh(tp=2), microbatches=2),
     "tp_sequence": Setup(mesh=Mesh(tp=2), boundary=Shard(1)),
     "tp_recompute": Setup(mesh=Mesh(tp=2), recompute="full"),
+    "tp_selective": Setup(mesh=Mesh(tp=2), recompute="selective", microbatches=2),
+    "tp_sequence_selective": Setup(mesh=Mesh(tp=2), recompute="selective", boundary=Shard(1)),
+    "zero3_selective": Setup(mesh=Mesh(dp_shard=2), zero=3, recompute="selective", microbatches=2),
+    "1f1b_selective": Setup(
+        mesh=Mesh(pp=2), schedule="1f1b", microbatches=4, recompute="selective"
+    ),
     "tp_random_1": Setup(mesh=Mesh(tp=2), seed=1),
     "tp_random_2": Setup(mesh=Mesh(tp=2), seed=2, boundary=Shard(2)),
     "tp_random_3": Setup(mesh=Mesh(tp=2), seed=3, boundary=Shard(0)),
@@ -79,7 +86,7 @@ def charged(plan, graph, stage: int, *, again: bool) -> Counter:
             Group(ranks, ranks),
             load_cluster("cpu:2"),
         ):
-            repeats = again and plan.recompute == "full" and not call.backward
+            repeats = again and call.repeats(Recompute(plan.recompute))
             times = plan.pipeline.microbatches * (2 if repeats else 1)
             count[call.kind.value, call.payload] += times
     return count
