@@ -17,7 +17,7 @@ from autoplan.simulate.step import simulate_step
 def block(forward=1.0, gather=0.5, reduce=0.5):
     data = DataParallelTimes(gather=gather, reduce=reduce, publish=0.0)
     return BlockTime(
-        forward=forward, backward=2 * forward, tp_forward=0.0, tp_backward=0.0, data_parallel=data
+        forward=forward, backward=2 * forward, tp_forward=0.0, tp_backward=0.0, again=0.0, data_parallel=data
     )
 
 
@@ -26,7 +26,6 @@ def stage(blocks, *, zero=3, slow_down=None, **changes):
         "zero": zero,
         "pipelined": False,
         "microbatches": 1,
-        "recompute": False,
         "shared": 0.0,
         "partial_grad": 0.0,
     }

@@ -23,13 +23,12 @@ def block(**times):
     )
 
 
-def stage(blocks, *, zero, pipelined=False, recompute=False):
+def stage(blocks, *, zero, pipelined=False):
     return stage_time(
         blocks,
         zero=zero,
         pipelined=pipelined,
         microbatches=4,
-        recompute=recompute,
         shared=0.0,
         partial_grad=0.0,
     )
