@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autoplan.costs.collectives import collective_time
-from autoplan.costs.compute import op_time
 from autoplan.costs.data_parallel import data_parallel_times
 from autoplan.costs.memory import (
     BlockMemory,
@@ -22,12 +21,12 @@ from autoplan.costs.memory import (
     state_bytes,
     unit_bytes,
 )
+from autoplan.costs.shared import shared_costs
 from autoplan.costs.step import BlockTime, StageTime, stage_time, update_traffic
-from autoplan.ir.graph import BlockClass, BlockInstance, Graph, dtype_size
+from autoplan.ir.graph import BlockInstance, Graph, dtype_size
 from autoplan.ir.hardware import Cluster
 from autoplan.ir.mesh import MeshAxis
-from autoplan.ir.placement import CollectiveKind, Replicate
-from autoplan.ir.strategy import OpStrategy
+from autoplan.ir.placement import CollectiveKind
 from autoplan.schedules import in_flight
 from autoplan.simulate import Messages, simulate_pipeline
 from autoplan.solver.blocks import ModelPoint
@@ -170,30 +169,6 @@ def parameter_time(
     if configuration.zero >= 2 and not configuration.pipelined:
         sums *= configuration.microbatches
     return (moved.seconds(cluster.accelerator) + sums) / (elements * itemsize)
-
-
-def shared_costs(graph: Graph, cluster: Cluster) -> tuple[float, int]:
-    """Seconds and bytes of running every shared operator once."""
-    block = BlockClass(
-        name="shared",
-        ops=graph.shared_ops,
-        tensors=graph.shared_tensors,
-        inputs=(),
-        outputs=(),
-        parameters=(),
-        buffers=(),
-        shared=(),
-    )
-    seconds = 0.0
-    for op in graph.shared_ops:
-        whole = OpStrategy(
-            inputs=(Replicate(),) * len(op.inputs), outputs=(Replicate(),) * len(op.outputs)
-        )
-        seconds += op_time(op, block, whole, 1, cluster.accelerator).forward
-    by_name = {tensor.name: tensor for tensor in graph.shared_tensors}
-    produced = [by_name[name] for op in graph.shared_ops for name in op.outputs]
-    size = sum(tensor.size for tensor in produced if tensor.base == tensor.name)
-    return seconds, size
 
 
 def _blocks(

@@ -29,7 +29,7 @@ class BlockTime:
     backward: float
     tp_forward: float
     tp_backward: float
-    again: float
+    again: float = 0.0
     data_parallel: DataParallelTimes
 
 

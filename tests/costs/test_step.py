@@ -15,13 +15,12 @@ def block(**times):
     return BlockTime(forward=1.0, backward=2.0, tp_forward=0.0, tp_backward=0.0, data_parallel=data)
 
 
-def stage(blocks, *, zero, pipelined=False, recompute=False):
+def stage(blocks, *, zero, pipelined=False):
     return stage_time(
         blocks,
         zero=zero,
         pipelined=pipelined,
         microbatches=4,
-        recompute=recompute,
         shared=0.0,
         partial_grad=0.0,
     )
