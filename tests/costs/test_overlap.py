@@ -17,7 +17,12 @@ from autoplan.simulate.step import simulate_step
 def block(forward=1.0, gather=0.5, reduce=0.5):
     data = DataParallelTimes(gather=gather, reduce=reduce, publish=0.0)
     return BlockTime(
-        forward=forward, backward=2 * forward, tp_forward=0.0, tp_backward=0.0, again=0.0, data_parallel=data
+        forward=forward,
+        backward=2 * forward,
+        tp_forward=0.0,
+        tp_backward=0.0,
+        again=0.0,
+        data_parallel=data,
     )
 
 

@@ -76,10 +76,18 @@ def test_every_way_of_dividing_experts_equals_the_model(name, tmp_path, monkeypa
 def test_stages_of_a_pipeline_hold_experts(tmp_path):
     source = source_of("stacked")
     found = capture(source, seq_len=SEQ_LEN, dtype="float32")
-    setup = Setup(mesh=Mesh(pp=2), schedule="1f1b", microbatches=2, recompute="full")
-    plan = make_plan(found.at(2), found.record(), setup, seq_len=SEQ_LEN)
-    loss = write_reference(source, plan, tmp_path / "reference.pt")
-    emit_program(plan, tmp_path / "program")
-    programs = [(tmp_path / "program", tmp_path / "reference.pt")]
-    (ranks,) = run_programs(programs, ranks=2, work=tmp_path / "work", timeout=300)
-    compare(plan, ranks, loss)
+    setups = {
+        "full": Setup(mesh=Mesh(pp=2), schedule="1f1b", microbatches=2, recompute="full"),
+        "selective": Setup(mesh=Mesh(pp=2), schedule="1f1b", microbatches=2, recompute="selective"),
+        "sharded": Setup(mesh=Mesh(tp=2), microbatches=2, recompute="selective"),
+    }
+    made, programs = [], []
+    for label, setup in setups.items():
+        plan = make_plan(found.at(2), found.record(), setup, seq_len=SEQ_LEN)
+        reference = tmp_path / f"{label}.pt"
+        made.append((plan, write_reference(source, plan, reference)))
+        emit_program(plan, tmp_path / label)
+        programs.append((tmp_path / label, reference))
+    findings = run_programs(programs, ranks=2, work=tmp_path / "work", timeout=300)
+    for (plan, loss), ranks in zip(made, findings, strict=True):
+        compare(plan, ranks, loss)

@@ -53,6 +53,9 @@ FOUR_RANKS = {
     "tp_pp_random": Setup(mesh=Mesh(pp=2, tp=2), schedule="gpipe", microbatches=2, seed=4),
     "dp_tp": Setup(mesh=Mesh(dp_replicate=2, tp=2)),
     "fsdp_tp": Setup(mesh=Mesh(dp_shard=2, tp=2), zero=3, recompute="full", boundary=Shard(1)),
+    "fsdp_tp_selective": Setup(
+        mesh=Mesh(dp_shard=2, tp=2), zero=3, recompute="selective", boundary=Shard(1)
+    ),
     "hsdp": Setup(mesh=Mesh(dp_replicate=2, dp_shard=2), zero=2),
     "fsdp_pp": Setup(mesh=Mesh(dp_shard=2, pp=2), zero=2, schedule="gpipe", microbatches=2),
 }

@@ -151,9 +151,10 @@ def test_programs_of_any_layout_equal_the_unsharded_model(tmp_path):
         source, captured, _ = load(name)
         graph = captured.at(2)
         setups = {f"{name}_{seed}": Setup(mesh=Mesh(tp=2), seed=seed) for seed in range(2)}
-        setups[f"{name}_again"] = Setup(
-            mesh=Mesh(tp=2), boundary=Shard(2), microbatches=2, recompute="full"
-        )
+        for level in ("selective", "full"):
+            setups[f"{name}_{level}"] = Setup(
+                mesh=Mesh(tp=2), boundary=Shard(2), microbatches=2, recompute=level
+            )
         for label, setup in setups.items():
             plan = make_plan(graph, captured.record(), setup, seq_len=SEQ_LEN)
             plans.append((label, source, graph, plan))
@@ -186,14 +187,16 @@ def test_running_statistics_are_those_of_the_unsharded_model(monkeypatch, tmp_pa
     setups = {
         "channels": Setup(mesh=mesh, boundary=Shard(1)),
         "again": Setup(mesh=mesh, boundary=Shard(1), microbatches=2, recompute="full"),
+        "selective": Setup(mesh=mesh, boundary=Shard(1), microbatches=2, recompute="selective"),
         "whole": Setup(mesh=mesh, microbatches=2, recompute="full"),
+        "whole_selective": Setup(mesh=mesh, microbatches=2, recompute="selective"),
         "mixed": Setup(mesh=mesh, seed=5),
     }
     plans = {k: make_plan(graph, record, setup, seq_len=SEQ_LEN) for k, setup in setups.items()}
     prefer_rows(monkeypatch)
-    for name, more in (("rows", {}), ("rows_again", {"microbatches": 2, "recompute": "full"})):
-        setup = Setup(mesh=mesh, boundary=Shard(2), **more)
-        plans[name] = make_plan(graph, record, setup, seq_len=SEQ_LEN)
+    for level in ("none", "selective", "full"):
+        setup = Setup(mesh=mesh, boundary=Shard(2), microbatches=2, recompute=level)
+        plans[f"rows_{level}"] = make_plan(graph, record, setup, seq_len=SEQ_LEN)
     calls = set()
     arguments = []
     for name, plan in plans.items():
