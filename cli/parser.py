@@ -46,6 +46,14 @@ examples:
   autoplan solve llama3-70b --cluster 8x8xh100 --global-batch 1024 --seq-len 8192 --tp 8
   autoplan solve ./config.json --set n_layer=2 --cluster 8xh100 --global-batch 64"""
 
+PROFILE_EXAMPLES = """\
+examples:
+  autoplan profile --cluster cpu:2 -o cpu.json
+  autoplan profile gpt2 --cluster cpu:2 --global-batch 8 --seq-len 128 -o cpu.json
+  autoplan solve gpt2 --cluster cpu:2 --global-batch 8 --seq-len 128 --profile cpu.json
+
+A run that was cut off goes on where it stopped; a later one measures only what is new."""
+
 COMMANDS = {
     "solve": "find the fastest plan that fits, and write its program",
     "inspect": "print what a model is made of, without solving",
@@ -53,7 +61,7 @@ COMMANDS = {
     "check": "validate a plan file again, without solver or torch",
     "emit": "write the program of a plan",
     "verify": "run a program on CPU ranks and compare with the unsharded model",
-    "profile": "measure this machine's CPU as a cluster, or a data loader",
+    "profile": "measure this machine's CPU as a cluster, a model's operators on it, or a data loader",
     "calibrate": "correct predictions by the step log of a run",
     "hardware": "list the accelerators of the catalogue, or show one with its sources",
     "env": "print versions and settings for a bug report",
@@ -150,7 +158,8 @@ def build_parser() -> tuple[_Parser, dict[str, _Parser]]:
     }
     parsers = {}
     for name, text in COMMANDS.items():
-        epilog = f"{SOLVE_EXAMPLES}\n\n{EXIT_CODES}" if name == "solve" else EXIT_CODES
+        examples = {"solve": SOLVE_EXAMPLES, "profile": PROFILE_EXAMPLES}.get(name)
+        epilog = f"{examples}\n\n{EXIT_CODES}" if examples else EXIT_CODES
         parser = sub.add_parser(
             name,
             prog=f"autoplan {name}",
@@ -360,7 +369,7 @@ def _profile(parser: argparse.ArgumentParser) -> None:
         help="profile to write; what it holds already isn't measured again",
     )
     parser.add_argument("--quick", action="store_true", help="fewer sizes and repeats")
-    parser.add_argument("--fresh", action="store_true", help="measure what the file holds again")
+    parser.add_argument("--fresh", action="store_true", help="drop what the file holds")
     work = parser.add_argument_group("what of MODEL is measured")
     work.add_argument(
         "--global-batch",

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from autoplan.runtime.leave import leave
 from autoplan.runtime.mesh import build_mesh
 from autoplan.runtime.step import Trainer
 from tests.runtime.toy import BATCH, FROZEN, PARAMETERS, WIDTH, Program, make_plan, reference
@@ -114,6 +115,7 @@ def main() -> None:
     for name in chosen:
         compare(name, configurations[name])
     dist.destroy_process_group()
+    leave(0)
 
 
 if __name__ == "__main__":

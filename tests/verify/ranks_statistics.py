@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from autoplan.runtime.leave import leave
 from autoplan.verify import worker
 
 
@@ -41,3 +42,4 @@ if __name__ == "__main__":
         assert found and max(found.values()) < 1e-5, found
         print(f"{len(found)} statistics, worst {max(found.values()):.1e} ok", flush=True)
     dist.destroy_process_group()
+    leave(0)
