@@ -61,7 +61,7 @@ COMMANDS = {
     "check": "validate a plan file again, without solver or torch",
     "emit": "write the program of a plan",
     "verify": "run a program on CPU ranks and compare with the unsharded model",
-    "profile": "measure this machine's CPU as a cluster, a model's operators on it, or a data loader",
+    "profile": "measure this machine's CPU, a model's operators on it, or a data loader",
     "calibrate": "correct predictions by the step log of a run",
     "hardware": "list the accelerators of the catalogue, or show one with its sources",
     "env": "print versions and settings for a bug report",

@@ -7,6 +7,7 @@ import time
 
 from autoplan.errors import Detail, InfeasibleError, SolverLimitError
 from autoplan.ir.hardware import Cluster
+from autoplan.ir.recompute import recompute_levels
 from autoplan.solver.explore import Outcome, Problem, Searcher
 from autoplan.solver.pricing import Overflow, Priced
 from autoplan.solver.space import Configuration, Pins, configurations
@@ -115,6 +116,7 @@ def _first_fit(problem: Problem, cluster: Cluster, pins: Pins) -> Priced | None:
             global_batch=problem.global_batch,
             max_stages=len(problem.graphs[1].instances),
             pins=pins,
+            levels=recompute_levels(problem.graphs[1]),
         )
     )
     return Searcher(changed).run(space).best

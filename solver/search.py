@@ -11,6 +11,7 @@ from autoplan.ir.graph import Graph
 from autoplan.ir.hardware import Cluster
 from autoplan.ir.optimizer import UpdateRule, update_rule
 from autoplan.ir.plan import ModelRecord, Plan, WorkloadRecord
+from autoplan.ir.recompute import recompute_levels
 from autoplan.solver.assemble import Baseline, assemble
 from autoplan.solver.explore import (
     GraphFamily,
@@ -68,12 +69,19 @@ def solve(
             f"{smallest.name} has no trainable parameter among {len(smallest.parameters)}",
             hint="there is nothing to train: set requires_grad on the parameters to learn",
         )
+    levels = recompute_levels(smallest)
+    if not any(fixed.permits("recompute", level) for level in levels):
+        raise UsageError(
+            f"{smallest.name} has recurrent layers, which can't be recomputed selectively",
+            hint="--recompute full, or leave it to the planner",
+        )
     space = list(
         configurations(
             ranks=cluster.ranks,
             global_batch=workload.global_batch,
             max_stages=len(smallest.instances),
             pins=fixed,
+            levels=levels,
         )
     )
     update = update_rule(workload.optimizer, master=workload.master_weights == "float32")
@@ -153,6 +161,7 @@ def _baselines(
             global_batch=problem.global_batch,
             max_stages=len(problem.graphs[1].instances),
             pins=Pins({}),
+            levels=recompute_levels(problem.graphs[1]),
         )
         if _runs(configuration, problem.update)
     ]

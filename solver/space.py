@@ -8,7 +8,7 @@ and gathers more, so it is left out unless asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autoplan.costs.data_parallel import AS_PLANNED, GradientSync
@@ -184,7 +184,12 @@ def divisors(number: int) -> list[int]:
 
 
 def configurations(
-    *, ranks: int, global_batch: int, max_stages: int, pins: Pins
+    *,
+    ranks: int,
+    global_batch: int,
+    max_stages: int,
+    pins: Pins,
+    levels: Sequence[Recompute] = tuple(Recompute),
 ) -> Iterator[Configuration]:
     """Every legal configuration, in a fixed order."""
     for mesh in _meshes(ranks, max_stages, pins):
@@ -195,7 +200,7 @@ def configurations(
             for size in divisors(per_rank):
                 if not pins.permits("micro_batch_size", size):
                     continue
-                for recompute in Recompute:
+                for recompute in levels:
                     if not pins.permits("recompute", recompute):
                         continue
                     for schedule in _schedules(mesh, per_rank // size, pins):

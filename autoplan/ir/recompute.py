@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from autoplan.ir.graph import Op
+from autoplan.ir.graph import Graph, Op
 
-__all__ = ["Recompute", "is_kept"]
+__all__ = ["Recompute", "is_kept", "recompute_levels"]
+
+# Torch runs these as several operators that write into each other's results.
+_RECURRENT = ("aten.gru.", "aten.lstm.", "aten.rnn_")
 
 
 class Recompute(StrEnum):
@@ -24,3 +27,11 @@ class Recompute(StrEnum):
 def is_kept(op: Op) -> bool:
     """Whether the selective level keeps the operator's output: it is compute-bound."""
     return op.flop > 0
+
+
+def recompute_levels(graph: Graph) -> tuple[Recompute, ...]:
+    """Levels that a model can run at: recurrent layers have no selective one."""
+    ops = (op for block in graph.classes for op in block.ops)
+    if any(op.target.startswith(_RECURRENT) for op in ops):
+        return Recompute.NONE, Recompute.FULL
+    return tuple(Recompute)

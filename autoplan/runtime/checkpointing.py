@@ -27,8 +27,9 @@ _STATE = threading.local()
 _Contexts = tuple[AbstractContextManager[None], AbstractContextManager[None]]
 
 aten = torch.ops.aten
-_COMPUTE_BOUND = {*flop_registry, aten.mv, aten.dot, aten.vdot, aten.addmv, aten.addbmm}
-_ATTENTION = "aten._scaled_dot_product_"  # torch's kernels, one for each kind of device
+_PRODUCTS = {aten.mv, aten.dot, aten.vdot, aten.addmv, aten.addbmm}
+# Kernels that torch has no formula for, one for each kind of device.
+_KERNELS = "aten._scaled_dot_product_"
 
 _calls: dict[int, Callable[[], Sequence[Tensor]]] = {}
 _numbers = itertools.count()
@@ -126,16 +127,59 @@ def _full() -> _Contexts:
 
 def _selective() -> _Contexts:
     create: Any = torch_checkpoint.create_selective_checkpoint_contexts
-    first, second = create(_policy)
+    first, second = create(_Policy())
     return _inside(first, selecting=True), _inside(second, selecting=True, again=True)
 
 
-def _policy(
-    context: Any, operator: Any, *args: Any, **kwargs: Any
-) -> torch_checkpoint.CheckpointPolicy:
-    """Compute-bound operators are kept, unless they write into a tensor that they are given."""
-    packet = operator.overloadpacket
-    bound = packet in _COMPUTE_BOUND or str(packet).startswith(_ATTENTION)
+class _Policy:
+    """Compute-bound operators are kept, unless they write into a tensor that they are given.
+
+    What is kept may not be written into later. Torch checks that too, but not of tensors whose
+    relation to what is kept autograd doesn't know (``unsafe_chunk``).
+    """
+
+    def __init__(self) -> None:
+        self._kept: set[int] = set()
+
+    def __call__(
+        self, context: Any, operator: Any, *args: Any, **kwargs: Any
+    ) -> torch_checkpoint.CheckpointPolicy:
+        """Whether torch stores what the operator returned."""
+        written = {_address(x) for x in _written(operator, args, kwargs)}
+        if written & self._kept:
+            raise RuntimeError(
+                f"{operator} writes into a tensor that selective recompute keeps; use --recompute "
+                "full or none for this model"
+            )
+        policy = _policy(operator, kwargs)
+        if policy is torch_checkpoint.CheckpointPolicy.MUST_SAVE:
+            results = getattr(context, "op_output", None)  # older torch has none
+            results = results if isinstance(results, tuple | list) else [results]
+            self._kept |= {_address(x) for x in results if isinstance(x, Tensor) and x.numel()}
+        return policy
+
+
+def _address(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+def _written(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+    """Tensors that an operator changes."""
+    schema = getattr(operator, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return
+    for index, argument in enumerate(schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        given = args[index] if index < len(args) else kwargs.get(argument.name)
+        for x in given if isinstance(given, tuple | list) else [given]:
+            if isinstance(x, Tensor):
+                yield x
+
+
+def _policy(operator: Any, kwargs: dict[str, Any]) -> torch_checkpoint.CheckpointPolicy:
+    packet = getattr(operator, "overloadpacket", None)
+    bound = packet in flop_registry or packet in _PRODUCTS or str(packet).startswith(_KERNELS)
     if operator is _keep or (bound and "out" not in kwargs):
         return torch_checkpoint.CheckpointPolicy.MUST_SAVE
     return torch_checkpoint.CheckpointPolicy.PREFER_RECOMPUTE

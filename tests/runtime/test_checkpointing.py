@@ -219,6 +219,15 @@ def test_what_is_kept_is_made_once(level: Recompute, calls: int) -> None:
     torch.testing.assert_close(found, expected)
 
 
+def test_writing_into_what_is_kept_is_refused() -> None:
+    """As recurrent layers do, which torch would not notice and compute wrong gradients of."""
+    torch.manual_seed(0)
+    layer = torch.nn.GRU(6, 8, batch_first=True)
+    x = torch.randn(3, 5, 6, requires_grad=True)
+    with pytest.raises(RuntimeError, match="writes into a tensor that selective recompute keeps"):
+        rt.checkpoint_selectively(lambda x: layer(x)[0], x)
+
+
 def test_experts_keep_their_products() -> None:
     from autoplan.runtime.experts import experts
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import time
+from dataclasses import replace
 
 import pytest
 
 from autoplan.capture import Captured
 from autoplan.errors import InfeasibleError, SolverLimitError, UsageError
+from autoplan.ir.graph import Graph
 from autoplan.ir.hardware import Cluster
 from autoplan.ir.optimizer import UPDATE_RULES
-from autoplan.ir.plan import Plan, WorkloadRecord
+from autoplan.ir.plan import ModelRecord, Plan, WorkloadRecord
+from autoplan.ir.recompute import Recompute, recompute_levels
 from autoplan.profiles import load_cluster
 from autoplan.solver.explore import BoundLevel, GraphFamily, Problem, Searcher
 from autoplan.solver.pricing import Priced
@@ -76,6 +79,32 @@ def test_bounds_never_exceed_prices(small_model: Captured, spec: str) -> None:
             bound = searcher.bound(configuration, level)
             assert bound <= result.step_time * (1 + 1e-9), configuration
     assert len(space) > 30
+
+
+def test_recurrent_layers_have_no_selective_level(small_model: Captured) -> None:
+    class Recurrent:
+        """The model, as if its products were recurrent layers."""
+
+        def at(self, size: int) -> Graph:
+            graph = small_model.at(size)
+            classes = tuple(
+                replace(
+                    block,
+                    ops=tuple(
+                        replace(op, target="aten.gru.input") if op.flop else op for op in block.ops
+                    ),
+                )
+                for block in graph.classes
+            )
+            return replace(graph, classes=classes)
+
+        def record(self) -> ModelRecord:
+            return small_model.record()
+
+    assert recompute_levels(small_model.at(1)) == tuple(Recompute)
+    assert recompute_levels(Recurrent().at(1)) == (Recompute.NONE, Recompute.FULL)
+    with pytest.raises(UsageError, match="has recurrent layers"):
+        solve(Recurrent(), WORKLOAD, load_cluster("4xh100"), pins={"recompute": "selective"})
 
 
 def test_never_slower_than_a_baseline(small_model: Captured) -> None:
