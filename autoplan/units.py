@@ -19,6 +19,7 @@ __all__ = [
     "parse_bandwidth",
     "parse_bytes",
     "parse_flop_rate",
+    "parse_sample_rate",
     "parse_time",
 ]
 
@@ -68,6 +69,11 @@ def parse_time(text: str) -> float:
 def parse_flop_rate(text: str) -> float:
     """FLOP/s of e.g. ``"989 TFLOP/s"``."""
     return _parse(text, _FLOP_RATE, "a FLOP rate")
+
+
+def parse_sample_rate(text: str) -> float:
+    """Samples/s of e.g. ``"1200 samples/s"``."""
+    return _parse(text, {"samples/s": 1.0}, "a rate of samples")
 
 
 def _three_digits(value: float) -> str:

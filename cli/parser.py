@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from autoplan._version import __version__
 from autoplan.errors import UsageError
-from autoplan.units import parse_bytes
+from autoplan.units import parse_bytes, parse_sample_rate
 
 __all__ = ["COMMANDS", "build_parser", "parse"]
 
@@ -53,8 +53,9 @@ COMMANDS = {
     "check": "validate a plan file again, without solver or torch",
     "emit": "write the program of a plan",
     "verify": "run a program on CPU ranks and compare with the unsharded model",
-    "profile": "measure this machine's CPU as a cluster",
-    "hardware": "list the accelerators of the catalogue, or show one",
+    "profile": "measure this machine's CPU as a cluster, or a data loader",
+    "calibrate": "correct predictions by the step log of a run",
+    "hardware": "list the accelerators of the catalogue, or show one with its sources",
     "env": "print versions and settings for a bug report",
 }
 
@@ -143,6 +144,7 @@ def build_parser() -> tuple[_Parser, dict[str, _Parser]]:
         "emit": _emit,
         "verify": _verify,
         "profile": _profile,
+        "calibrate": _calibrate,
         "hardware": _hardware,
         "env": _env,
     }
@@ -201,13 +203,27 @@ def _solve(parser: argparse.ArgumentParser) -> None:
     )
     work.add_argument(
         "--optimizer",
-        type=_one_of("adamw", "sgd"),
+        type=_one_of("adamw", "adamw-bf16", "adamw-8bit", "sgd", "sgd-momentum"),
         default="adamw",
-        metavar="{adamw,sgd}",
-        help="default: adamw",
+        metavar="NAME",
+        help="adamw (default), adamw-bf16 or adamw-8bit (smaller moments), sgd, sgd-momentum",
     )
     work.add_argument(
-        "--profile", type=Path, metavar="FILE", help="measured profile (autoplan profile)"
+        "--master-weights",
+        type=_one_of("float32", "none"),
+        default="float32",
+        metavar="{float32,none}",
+        help="of bf16 models; none: bf16 alone, rounded stochastically, at ZeRO 0 and 1",
+    )
+    work.add_argument(
+        "--profile", type=Path, metavar="FILE", help="of autoplan profile or calibrate"
+    )
+    work.add_argument(
+        "--loader-rate",
+        type=_loader_rate,
+        metavar="RATE",
+        help='what the loaders of one node give, e.g. "1200 samples/s", or a file of '
+        "autoplan profile --loader",
     )
     work.add_argument(
         "--set",
@@ -325,7 +341,16 @@ def _profile(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="also measure the operators that plans for this model run",
     )
-    parser.add_argument("--cluster", required=True, metavar="cpu:N", help="ranks to measure")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--cluster", metavar="cpu:N", help="ranks to measure")
+    what.add_argument(
+        "--loader",
+        metavar="FILE.py:FACTORY",
+        help="function that returns a DataLoader, whose samples/s to measure",
+    )
+    parser.add_argument(
+        "--workers", type=_count, metavar="W", help="num_workers, passed to the loader's factory"
+    )
     parser.add_argument(
         "-o",
         dest="output",
@@ -370,8 +395,26 @@ def _profile(parser: argparse.ArgumentParser) -> None:
     _trust(work)
 
 
+def _calibrate(parser: argparse.ArgumentParser) -> None:
+    _plan(parser)
+    parser.add_argument(
+        "log", type=Path, metavar="LOG", help="step log of its run (train.py --log-file)"
+    )
+    parser.add_argument(
+        "--profile",
+        type=Path,
+        metavar="FILE",
+        help="file to update (default: the plan's profile, else calibration.json beside it)",
+    )
+
+
 def _hardware(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", metavar="NAME", help="accelerator, e.g. h100")
+    parser.add_argument(
+        "what",
+        nargs="*",
+        metavar="list | show NAME",
+        help="NAME: accelerator (h100), network, or the file of a profile; show may be left out",
+    )
 
 
 def _env(parser: argparse.ArgumentParser) -> None:
@@ -392,6 +435,12 @@ def _one_of(*choices: str) -> Callable[[str], str]:
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
     return int(text)
 
 
@@ -417,6 +466,18 @@ def _size(text: str) -> int:
     if size < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is less than one byte")
     return size
+
+
+def _loader_rate(text: str) -> float | Path:
+    if text.lower().endswith(".json"):
+        return Path(text)
+    try:
+        rate = parse_sample_rate(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}, or name a .json file") from error
+    if not 0.0 < rate < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
+    return rate
 
 
 def _assignment(text: str) -> tuple[str, str]:

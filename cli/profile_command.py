@@ -23,7 +23,11 @@ _NOISY = 0.25  # relative spread beyond which a timing is told to be noisy
 
 
 def run(args: argparse.Namespace) -> Outcome:
-    """Measure the rates of ``cpu:N`` and, with a model, its operators; write the profile."""
+    """Measure ``cpu:N`` and, with a model, its operators, or a loader; write the file."""
+    if args.loader is not None:
+        return _loader(args)
+    if args.workers is not None:
+        raise UsageError("--workers is of a loader", hint="give --loader file.py:factory too")
     match = re.fullmatch(r"cpu:([1-9]\d{0,2})", args.cluster)
     if match is None:
         raise UsageError(
@@ -35,26 +39,31 @@ def run(args: argparse.Namespace) -> Outcome:
     _require_writable(output)
     _require_sizes(args)
 
-    from autoplan.profiler.run import journal_path, measure_operators
+    from autoplan.profiler.run import journal_path, measure_operators, read_journal
     from autoplan.profiles.measure import measure_cpu, write_profile
     from autoplan.profiles.measure.run import this_machine
 
     machine = this_machine(int(match[1]))
     progress = Progress(quiet=args.quiet, verbose=args.verbose > 0)
+    journal = journal_path(output)
+    profile = None if args.fresh else _known(output, machine)
     measured = 0
     try:
         targets = _targets(args, machine.ranks, progress) if args.model else ()
-        profile = None if args.fresh else _known(output, machine)
+        if args.fresh:
+            journal.unlink(missing_ok=True)
         if profile is None:
             profile = measure_cpu(machine.ranks, progress, quick=args.quick)
             write_profile(profile, output)
         known = {timing.signature for timing in profile.operators}
         missing = [target for target in targets if target.signature not in known]
         if missing:
-            journal = journal_path(output)
-            timings = measure_operators(missing, machine, journal, progress)
-            measured = len(timings)
-            profile = profile.model_copy(update={"operators": (*profile.operators, *timings)})
+            begun = {timing.signature for timing in read_journal(journal, machine)}
+            measured = sum(target.signature not in begun for target in missing)
+            measure_operators(missing, machine, journal, progress)
+            # All of the journal: another model's run may have been cut off.
+            new = [t for t in read_journal(journal, machine) if t.signature not in known]
+            profile = profile.model_copy(update={"operators": (*profile.operators, *new)})
             write_profile(profile, output)
             journal.unlink(missing_ok=True)
     finally:
@@ -73,6 +82,28 @@ def run(args: argparse.Namespace) -> Outcome:
         stream.write("\n".join(lines) + "\n")
 
     return Outcome(document=document, render=render)
+
+
+def _loader(args: argparse.Namespace) -> Outcome:
+    if args.model:
+        raise UsageError("--loader measures a loader alone", hint=f"leave {args.model} out")
+    output: Path = args.output
+    _require_writable(output)
+
+    from autoplan.profiles.measure.loader import measure_loader
+    from autoplan.profiles.schema import write_record
+
+    file = measure_loader(args.loader, workers=args.workers, duration=1.0 if args.quick else 3.0)
+    write_record(file, output)
+
+    def render(stream: TextIO) -> None:
+        stream.write(
+            f"{output}: {file.rate:.4g} samples/s with {file.workers} workers "
+            f"({file.samples} samples, nothing else at work)\n"
+            f"next: autoplan solve MODEL --cluster SPEC --global-batch N --loader-rate {output}\n"
+        )
+
+    return Outcome(document=file.model_dump(mode="json"), render=render)
 
 
 def _operator_lines(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from autoplan.cli.input_rate import loader_rate, with_input
 from autoplan.cli.outcome import Outcome, Progress
 from autoplan.errors import UsageError
 from autoplan.ir.hardware import Cluster
@@ -27,14 +28,18 @@ def run(args: argparse.Namespace) -> Outcome:
     """Solve, and write the program when ``-o`` is given."""
     from autoplan.capture import capture, load_model
     from autoplan.profiles import load_cluster
+    from autoplan.profiles.calibration import load_residuals
+    from autoplan.profiles.residuals import calibrate_plan
     from autoplan.report.summary import plan_summary
     from autoplan.solver.search import solve
 
+    given = None if args.loader_rate is None else loader_rate(args.loader_rate)
     progress = Progress(quiet=args.quiet, verbose=args.verbose > 0)
     cluster = load_cluster(args.cluster, profile=args.profile)
     if args.output is not None:
         _require_writable(args.output)
     dtype = DTYPES[args.dtype] if args.dtype else default_dtype(cluster)
+    _check_masters(args.master_weights, args.optimizer, dtype, args.zero)
     started = time.perf_counter()
     try:
         source = load_model(
@@ -51,6 +56,7 @@ def run(args: argparse.Namespace) -> Outcome:
             seq_len=seq_len,
             dtype=dtype,
             optimizer=args.optimizer,
+            master_weights=args.master_weights,
         )
 
         def search() -> Plan:
@@ -69,6 +75,12 @@ def run(args: argparse.Namespace) -> Outcome:
             progress("other microbatches do other work: tracing and solving each size")
             plan = search()
         solved_at = time.perf_counter()
+        if args.profile is not None:
+            plan = calibrate_plan(
+                plan.model_copy(update={"profile": str(args.profile)}), load_residuals(args.profile)
+            )
+        if given is not None:
+            plan = with_input(plan, *given)
         if args.output is not None:
             progress("writing the program")
             write_program(plan, args.output)
@@ -90,6 +102,29 @@ def _render(
         print_report(plan, stream, where=where, capture_time=capture_time, solve_time=solve_time)
 
     return render
+
+
+def _check_masters(masters: str, optimizer: str, dtype: str, zero: str | None) -> None:
+    """Raise for what training without float32 masters can't be combined with."""
+    if masters == "float32":
+        return
+    if dtype == "float32":
+        raise UsageError(
+            "--master-weights none is of bf16 models: float32 parameters have no other masters",
+            hint="add --dtype bf16, or leave it out",
+        )
+    if not optimizer.startswith("adamw"):
+        raise UsageError(
+            f"--master-weights none needs an optimizer that rounds stochastically, {optimizer} "
+            "doesn't",
+            hint="use --optimizer adamw, adamw-bf16 or adamw-8bit",
+        )
+    if zero in ("2", "3"):
+        raise UsageError(
+            f"--master-weights none with --zero {zero}: FSDP2 shards are float32 and are what is "
+            "updated",
+            hint="use --zero 0 or 1, or --master-weights float32",
+        )
 
 
 def default_dtype(cluster: Cluster) -> str:

@@ -16,8 +16,10 @@ from pathlib import Path
 from autoplan.errors import InputError, UsageError
 from autoplan.ir.hardware import Accelerator, Cluster, Level, Link, Provenance, Source
 from autoplan.ir.plan import ClusterRecord, SourceRecord
+from autoplan.profiles.applied import apply_profile
+from autoplan.profiles.calibration import load_residual_file
 from autoplan.profiles.catalogue import accelerator_file, find_link, to_accelerator
-from autoplan.profiles.measured import apply_profile, load_profile
+from autoplan.profiles.measured import MeasuredProfile
 from autoplan.profiles.schema import (
     AcceleratorFile,
     ClusterFile,
@@ -39,7 +41,10 @@ def load_cluster(spec: str, *, profile: Path | None = None) -> Cluster:
     cluster = _from_file(Path(spec)) if spec.lower().endswith(".json") else _from_text(spec)
     if profile is None:
         return cluster
-    return apply_profile(cluster, load_profile(profile), path=profile)
+    file = load_residual_file(profile)
+    if not isinstance(file, MeasuredProfile):  # residuals of runs, no numbers of the hardware
+        return cluster
+    return apply_profile(cluster, file, path=profile)
 
 
 def _from_text(spec: str) -> Cluster:

@@ -6,41 +6,49 @@ rates in it are those of one rank while all ``ranks`` of the machine work.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, PlainSerializer, model_validator
 
-from autoplan.errors import InputError
 from autoplan.ir.hardware import (
     Accelerator,
-    Cluster,
-    CollectiveCurve,
     Curve,
-    Link,
     MeasuredOperators,
     Provenance,
     Source,
 )
-from autoplan.ir.placement import CollectiveKind
-from autoplan.profiles.catalogue import accelerator_file
-from autoplan.profiles.schema import ByteCount, Record, Seconds, quantity, read_record
+from autoplan.ir.overlap import SlowDown
+from autoplan.profiles.plausible import check_units
+from autoplan.profiles.residuals import Residual
+from autoplan.profiles.schema import (
+    Bandwidth,
+    ByteCount,
+    Record,
+    Seconds,
+    quantity,
+    read_record,
+)
 from autoplan.units import parse_time
 
 __all__ = [
+    "NOISY",
     "AttentionTiming",
+    "CollectiveFit",
     "CollectiveTiming",
     "CopyTiming",
+    "FitRegime",
+    "Kind",
     "MatmulTiming",
     "MeasuredProfile",
     "OperatorTiming",
-    "apply_profile",
+    "OverlapTiming",
+    "Where",
+    "describe",
     "load_profile",
     "measured_accelerator",
-    "measured_link",
     "measured_operators",
 ]
 
@@ -50,12 +58,23 @@ MaybeNoTime = Annotated[
 ]
 
 
+# 10th to 90th percentile over the median, of so many repeats.
+Spread = Annotated[float, Field(ge=0)]
+Repeats = Annotated[int, Field(ge=0)]
+# Seconds of the reference kernel around the timing, over its best: 2 on a machine half as fast.
+Pace = Annotated[float, Field(ge=1)]
+NOISY = 0.25
+
+
 class MatmulTiming(Record):
     """One (m x k) by (k x n) matmul."""
 
     dtype: str
     shape: tuple[Count, Count, Count]
     time: Seconds
+    spread: Spread = 0.0
+    repeats: Repeats = 0
+    pace: Pace = 1.0
 
     @property
     def flop(self) -> int:
@@ -72,6 +91,9 @@ class CopyTiming(Record):
 
     moved: Annotated[ByteCount, Field(gt=0)]
     time: Seconds
+    spread: Spread = 0.0
+    repeats: Repeats = 0
+    pace: Pace = 1.0
 
 
 class AttentionTiming(Record):
@@ -80,15 +102,68 @@ class AttentionTiming(Record):
     dtype: str
     flop: Count
     time: Seconds
+    spread: Spread = 0.0
+    repeats: Repeats = 0
+    pace: Pace = 1.0
+
+
+Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p"]
+Where = Literal["node", "across"]
 
 
 class CollectiveTiming(Record):
-    """One collective; ``payload`` as in the cost model: bytes of the whole tensor."""
+    """One collective; ``payload`` as in the cost model: bytes of the whole tensor.
 
-    kind: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p"]
+    ``level`` tells whether the ranks of a group are on one host.
+    """
+
+    kind: Kind
+    level: Where = "node"
     ranks: Annotated[int, Field(ge=2)]
     payload: Annotated[ByteCount, Field(gt=0)]
     time: Seconds
+    spread: Spread = 0.0
+    repeats: Repeats = 0
+    pace: Pace = 1.0
+
+
+class FitRegime(Record):
+    """``latency`` + payload / ``bandwidth`` up to a payload; none is without end."""
+
+    up_to: ByteCount | None = None
+    latency: MaybeNoTime
+    bandwidth: Bandwidth | None = None
+
+
+class CollectiveFit(Record):
+    """What the timings of a kind on a group come to, and how far they are off, relatively."""
+
+    kind: Kind
+    level: Where = "node"
+    ranks: Annotated[int, Field(ge=2)]
+    regimes: Annotated[tuple[FitRegime, ...], Field(min_length=1)]
+    max_error: Annotated[float, Field(ge=0)]
+    rms_error: Annotated[float, Field(ge=0)]
+
+
+class OverlapTiming(Record):
+    """A matmul and an all_reduce, each alone and while the other runs all the time."""
+
+    compute_alone: Seconds
+    compute_beside: Seconds
+    network_alone: Seconds
+    network_beside: Seconds
+    spread: Spread = 0.0
+    repeats: Repeats = 0
+    pace: Pace = 1.0
+
+    @property
+    def slow_down(self) -> SlowDown:
+        """Factors of both; never below 1, which only noise could say."""
+        return SlowDown(
+            compute=max(1.0, self.compute_beside / self.compute_alone),
+            network=max(1.0, self.network_beside / self.network_alone),
+        )
 
 
 class OperatorTiming(Record):
@@ -112,15 +187,30 @@ class OperatorTiming(Record):
         return self
 
 
+T = TypeVar("T", MatmulTiming, CopyTiming, CollectiveTiming)
+
+
+def _series(
+    timings: Sequence[T], key: Callable[[T], str], amount: Callable[[T], int]
+) -> list[list[tuple[int, float, float]]]:
+    """(index, amount, seconds) of timings of one kind each; those in doubt are told elsewhere."""
+    groups: dict[str, list[tuple[int, float, float]]] = {}
+    for index, timing in enumerate(timings):
+        if timing.spread <= NOISY and timing.pace <= 1.0 + NOISY:
+            groups.setdefault(key(timing), []).append((index, float(amount(timing)), timing.time))
+    return list(groups.values())
+
+
 class MeasuredProfile(Record):
     """What was measured on one machine, and on what machine."""
 
-    schema_version: Literal[1]
+    schema_version: Literal[2]
     device: str
     device_name: str
     cores: Count
     ranks: Count
     threads_per_rank: Count
+    hosts: Count = 1
     torch: str
     date: str
     memory: Annotated[ByteCount, Field(gt=0)]
@@ -130,7 +220,19 @@ class MeasuredProfile(Record):
     attention: AttentionTiming
     collectives: tuple[CollectiveTiming, ...]
     updates: tuple[CopyTiming, ...] = ()
+    residuals: tuple[Residual, ...] = ()
+    fits: tuple[CollectiveFit, ...] = ()
+    overlap: OverlapTiming | None = None
     operators: tuple[OperatorTiming, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_current(cls, data: object) -> object:
+        if isinstance(data, dict) and data.get("schema_version") == 1:
+            raise ValueError(
+                "schema_version 1 tells neither spreads nor overlap: this release reads version 2"
+            )
+        return data
 
     @model_validator(mode="after")
     def _check(self) -> MeasuredProfile:
@@ -138,7 +240,35 @@ class MeasuredProfile(Record):
             raise ValueError("matmul has no float32 timing, the reference of the curves")
         if self.ranks > 1 and not any(c.kind == "all_reduce" for c in self.collectives):
             raise ValueError("collectives has no all_reduce timing")
+        for field, every in (
+            ("matmul", _series(self.matmul, lambda t: t.dtype, lambda t: t.flop)),
+            ("copies", _series(self.copies, lambda t: "", lambda t: t.moved)),
+            ("updates", _series(self.updates, lambda t: "", lambda t: t.moved)),
+            (
+                "collectives",
+                _series(
+                    self.collectives,
+                    lambda t: f"{t.kind} {t.level} {t.ranks}",
+                    lambda t: t.payload,
+                ),
+            ),
+        ):
+            for one in every:
+                check_units(field, one)
+        seen: set[str] = set()
+        for operator in self.operators:
+            if operator.signature in seen:
+                raise ValueError(f"operators has {operator.signature[:60]} twice")
+            seen.add(operator.signature)
         return self
+
+
+def describe(profile: MeasuredProfile) -> str:
+    """When, where and with what a profile was measured."""
+    return (
+        f"measured {profile.date} on {profile.device_name}, {profile.ranks} ranks of "
+        f"{profile.threads_per_rank} threads at once, torch {profile.torch}"
+    )
 
 
 def load_profile(path: Path) -> MeasuredProfile:
@@ -146,24 +276,6 @@ def load_profile(path: Path) -> MeasuredProfile:
     return read_record(
         path, MeasuredProfile, "measured profile", hint="measure again: autoplan profile"
     )
-
-
-def _describe(profile: MeasuredProfile) -> str:
-    return (
-        f"measured {profile.date} on {profile.device_name}, {profile.ranks} ranks of "
-        f"{profile.threads_per_rank} threads at once, torch {profile.torch}"
-    )
-
-
-def _rising(points: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """Points by x with y never falling: more work doesn't take less time, noise aside."""
-    best: dict[float, float] = {}
-    for x, y in points:
-        best[x] = min(y, best.get(x, math.inf))
-    rising: list[tuple[float, float]] = []
-    for x in sorted(best, reverse=True):
-        rising.append((x, min(best[x], rising[-1][1]) if rising else best[x]))
-    return tuple(reversed(rising))
 
 
 def measured_accelerator(profile: MeasuredProfile, base: Accelerator) -> Accelerator:
@@ -196,7 +308,7 @@ def measured_accelerator(profile: MeasuredProfile, base: Accelerator) -> Acceler
     }
     attention = profile.attention
     attention_peak = peaks.get(attention.dtype, peaks["float32"])
-    said = _describe(profile)
+    said = describe(profile)
     measured = (
         "memory",
         *(f"matmul_peak.{dtype}" for dtype in peaks),
@@ -206,6 +318,7 @@ def measured_accelerator(profile: MeasuredProfile, base: Accelerator) -> Acceler
         "memory_efficiency",
         *(("update_efficiency",) if updates else ()),
         "kernel_latency",
+        *(("compute_slow_down", "network_slow_down") if profile.overlap else ()),
     )
     kept = tuple(source for source in base.sources if source.field not in measured)
     return replace(
@@ -222,6 +335,7 @@ def measured_accelerator(profile: MeasuredProfile, base: Accelerator) -> Acceler
         update_efficiency=Curve(tuple(sorted(updates.items()))) if updates else None,
         kernel_latency=latency,
         operators=measured_operators(profile),
+        slow_down=base.slow_down if profile.overlap is None else profile.overlap.slow_down,
         sources=(*(Source(field, Provenance.MEASURED, said) for field in measured), *kept),
     )
 
@@ -230,66 +344,3 @@ def measured_operators(profile: MeasuredProfile) -> MeasuredOperators | None:
     """The profile's operators that could be timed; None where there are none."""
     timed = {o.signature: (o.forward, o.backward) for o in profile.operators if not o.failure}
     return MeasuredOperators(timed) if timed else None
-
-
-def measured_link(profile: MeasuredProfile, base: Link) -> Link:
-    """``base`` with the profile's collectives as curves, and latency and bandwidth fitted.
-
-    The fit serves group sizes that were not measured: the smallest all_reduce gives the
-    latency of its 2(n-1) hops, the largest one the bandwidth.
-    """
-    groups: dict[tuple[str, int], list[tuple[float, float]]] = {}
-    for timing in profile.collectives:
-        group = groups.setdefault((timing.kind, timing.ranks), [])
-        group.append((float(timing.payload), timing.time))
-    if not groups:
-        return base
-    curves = tuple(
-        CollectiveCurve(kind, ranks, Curve(_rising(group), extrapolate=True))
-        for (kind, ranks), group in groups.items()
-    )
-    reference = max(
-        (c for c in curves if c.kind == CollectiveKind.ALL_REDUCE), key=lambda c: c.ranks
-    )
-    points = reference.seconds.points
-    ranks = reference.ranks
-    latency = points[0][1] / (2 * (ranks - 1))
-    size, seconds = points[-1]
-    busy = max(seconds - points[0][1], 0.1 * seconds)
-    said = _describe(profile)
-    fields = ("latency", "bandwidth", "measured")
-    return replace(
-        base,
-        latency=latency,
-        bandwidth=2 * (ranks - 1) / ranks * size / busy,
-        measured=curves,
-        sources=tuple(Source(field, Provenance.MEASURED, said) for field in fields),
-    )
-
-
-def apply_profile(cluster: Cluster, profile: MeasuredProfile, *, path: Path) -> Cluster:
-    """``cluster`` with the profile's numbers; `InputError` if it is of other hardware."""
-    measured = accelerator_file(profile.device).name
-    if measured != cluster.accelerator.name:
-        raise InputError(
-            f"{path}: the profile is of {profile.device} ({profile.device_name}), the cluster "
-            f"{cluster.spec!r} has {cluster.accelerator.name}",
-            hint="leave the profile out, or measure on the cluster's own hardware",
-        )
-    if profile.ranks != cluster.ranks_per_node:
-        raise InputError(
-            f"{path}: measured with {profile.ranks} ranks at work on the machine, the cluster "
-            f"{cluster.spec!r} has {cluster.ranks_per_node} a node: rates of one rank differ",
-            hint=f"measure again with {cluster.ranks_per_node} ranks",
-        )
-    accelerator = measured_accelerator(profile, cluster.accelerator)
-    if accelerator.memory <= accelerator.reserved:
-        raise InputError(f"{path}: memory: {profile.memory} bytes is too little for its ranks")
-    intra = measured_link(profile, cluster.intra)
-    one_machine = cluster.inter.name == cluster.intra.name
-    return replace(
-        cluster,
-        accelerator=accelerator,
-        intra=intra,
-        inter=measured_link(profile, cluster.inter) if one_machine else cluster.inter,
-    )

@@ -7,6 +7,8 @@ told apart by ``kind``. A `ClusterFile` is what a user writes to describe an own
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Generic, Literal, TypeVar
@@ -43,6 +45,7 @@ __all__ = [
     "first_error",
     "quantity",
     "read_record",
+    "write_record",
 ]
 
 T = TypeVar("T")
@@ -79,6 +82,7 @@ FlopRate = Annotated[
     PlainSerializer(lambda value: f"{value / 1e9!r} GFLOP/s"),
 ]
 Fraction = Annotated[float, Field(gt=0, le=1)]
+SlowDownFactor = Annotated[float, Field(ge=1)]
 Origin = Literal["catalogue", "default"]
 SourceText = Annotated[str, Field(min_length=3)]
 
@@ -162,6 +166,8 @@ class AcceleratorFile(Record):
     kernel_latency: Figure[Seconds]
     dispatch_latency: Figure[Seconds] | None = None
     unaligned_matmul: Figure[Fraction] | None = None
+    compute_slow_down: Figure[SlowDownFactor] | None = None
+    network_slow_down: Figure[SlowDownFactor] | None = None
     intra: str
     inter: str
     max_ranks_per_node: Figure[Annotated[int, Field(ge=1)]]
@@ -294,3 +300,17 @@ def read_record(path: Path, record: type[R], what: str, *, hint: str = "") -> R:
         return record.model_validate(data)
     except ValidationError as error:
         raise InputError(f"{path}: {what}: {first_error(error)}", hint=hint) from error
+
+
+def write_record(record: BaseModel, path: Path) -> None:
+    """Write a record as JSON; readers never see half of it."""
+    text = record.model_dump_json(indent=2) + "\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -29,6 +29,7 @@ from autoplan.profiles import cluster_record
 from autoplan.rules.coverage import replicated_notes, rule_coverage
 from autoplan.solver.blocks import class_counts
 from autoplan.solver.explore import Outcome, Searcher
+from autoplan.solver.measured import operators_note
 from autoplan.solver.pricing import Overflow, Priced
 from autoplan.solver.space import Pins
 from autoplan.units import format_bytes
@@ -93,7 +94,7 @@ def assemble(
         pins=tuple(
             PinRecord(name=name, value=",".join(values)) for name, values in pins.allowed.items()
         ),
-        notes=_notes(graph, cluster),
+        notes=_notes(graph, cluster, best),
     )
 
 
@@ -231,8 +232,11 @@ def _peak(overflow: Overflow) -> int:
     return overflow.peak_memory
 
 
-def _notes(graph: Graph, cluster: Cluster) -> tuple[str, ...]:
-    notes = list(graph.notes)
+def _notes(graph: Graph, cluster: Cluster, best: Priced) -> tuple[str, ...]:
+    notes = [*graph.notes, *cluster.notes]
+    priced_by = operators_note(graph, best, cluster.accelerator)
+    if priced_by:
+        notes.append(priced_by)
     for note in replicated_notes(rule_coverage(graph, 2)):
         notes.append(f"{note}; add one with autoplan.register_rule")
     if graph.dtype not in dict(cluster.accelerator.matmul_peak):

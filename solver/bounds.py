@@ -18,6 +18,7 @@ from autoplan.costs.step import update_traffic
 from autoplan.ir.experts import EXPERTS
 from autoplan.ir.graph import BlockClass, Graph, dtype_size
 from autoplan.ir.hardware import Accelerator, Cluster
+from autoplan.ir.optimizer import UpdateRule
 from autoplan.ir.recompute import Recompute, is_kept
 from autoplan.solver.blocks import class_counts
 from autoplan.solver.space import Configuration
@@ -175,11 +176,11 @@ def _selected_bytes(block: BlockClass) -> int:
 
 
 def memory_bound(
-    size: ModelSize, configuration: Configuration, itemsize: int, *, adam: bool
+    size: ModelSize, configuration: Configuration, itemsize: int, *, update: UpdateRule
 ) -> int:
     """Bytes that the fullest rank needs at least."""
     mesh = configuration.mesh
-    settings = configuration.memory_settings(itemsize, adam=adam)
+    settings = configuration.memory_settings(itemsize, update=update)
     parts = mesh.tp * mesh.pp
     state = sum(state_bytes(size.numel // parts, size.trainable // parts, settings))
     return state + size.kept(configuration.recompute) // parts
@@ -193,7 +194,7 @@ def time_bound(
     *,
     operators: float,
     program: float,
-    adam: bool,
+    update: UpdateRule,
 ) -> float:
     """Seconds that the step takes at least.
 
@@ -208,15 +209,15 @@ def time_bound(
         zero=configuration.zero,
         dp_shard=mesh.dp_shard,
         itemsize=dtype_size(graph.dtype),
-        adam=adam,
+        update=update,
     )
-    update = (moved.in_place + moved.filled) / cluster.accelerator.memory_bandwidth
+    updating = (moved.in_place + moved.filled) / cluster.accelerator.memory_bandwidth
     microbatches = configuration.microbatches
     summing = _summing_time(size, configuration, dtype_size(graph.dtype), cluster)
     operators, program = operators + summing, program + summing
     if configuration.pipelined:
         along = pipeline_bound(operators, mesh.pp, microbatches)
-        return update + max(along, microbatches * program / mesh.pp)
+        return updating + max(along, microbatches * program / mesh.pp)
     work = max(operators, program)
     gather, reduce = _collectives(graph, configuration, cluster)
     tail = 0.0
@@ -225,7 +226,7 @@ def time_bound(
         work = max(work, gathers * gather + reduce)
     else:
         tail = max(0.0, reduce - work)
-    return microbatches * work + tail + update
+    return microbatches * work + tail + updating
 
 
 def _summing_time(

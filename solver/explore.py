@@ -20,6 +20,7 @@ from autoplan.costs.memory import state_bytes
 from autoplan.errors import InternalError, SolverLimitError, UsageError
 from autoplan.ir.graph import Graph, dtype_size
 from autoplan.ir.hardware import Cluster
+from autoplan.ir.optimizer import UpdateRule
 from autoplan.ir.recompute import Recompute
 from autoplan.solver.blocks import ALPHAS, BlockPricer, ModelPoint, Question, class_counts
 from autoplan.solver.bounds import (
@@ -82,7 +83,7 @@ class Problem:
     graphs: GraphFamily
     cluster: Cluster
     global_batch: int
-    adam: bool
+    update: UpdateRule
     memory_limit: int
     deadline: float
 
@@ -245,7 +246,8 @@ class Searcher:
         be sharded, the update and the sum of the gradients may cost more than that gains.
         """
         itemsize, mesh = self._itemsize(), configuration.mesh
-        once = parameter_time(configuration, itemsize, self.problem.cluster, adam=self.problem.adam)
+        update = self.problem.update
+        once = parameter_time(configuration, itemsize, self.problem.cluster, update=update)
         size = self.size(configuration.micro_batch_size)
         held = fastest.local_parameters(class_counts(self._graph(configuration)))
         spare = held - size.numel / mesh.tp
@@ -270,7 +272,7 @@ class Searcher:
             configuration,
             self._point(configuration, alpha, once),
             self.problem.cluster,
-            adam=self.problem.adam,
+            update=self.problem.update,
             memory_limit=self.problem.memory_limit,
         )
 
@@ -281,7 +283,7 @@ class Searcher:
     def memory_needed(self, configuration: Configuration) -> int:
         """Lower bound of the bytes on the fullest rank."""
         size = self.size(configuration.micro_batch_size)
-        return memory_bound(size, configuration, self._itemsize(), adam=self.problem.adam)
+        return memory_bound(size, configuration, self._itemsize(), update=self.problem.update)
 
     def size(self, micro_batch_size: int) -> ModelSize:
         """Whole-model sums at that microbatch size."""
@@ -306,7 +308,7 @@ class Searcher:
         # A stage holds on average about half of the pipeline's microbatches in flight.
         flight = min(microbatches, (mesh.pp + 1) / 2) if configuration.pipelined else 1
         itemsize = self._itemsize()
-        settings = configuration.memory_settings(itemsize, adam=self.problem.adam)
+        settings = configuration.memory_settings(itemsize, update=self.problem.update)
         state = sum(state_bytes(_SAMPLE, _SAMPLE, settings)) / (_SAMPLE * itemsize)
         question = Question(
             size=configuration.micro_batch_size,
@@ -349,7 +351,7 @@ class Searcher:
             self.problem.cluster,
             operators=operators,
             program=program,
-            adam=self.problem.adam,
+            update=self.problem.update,
         )
 
     def _report(self, outcome: Outcome, bound: float, phase: str) -> None:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from autoplan.costs.collectives import collective_time
 from autoplan.costs.data_parallel import data_parallel_times
 from autoplan.costs.memory import (
     BlockMemory,
@@ -21,16 +20,24 @@ from autoplan.costs.memory import (
     state_bytes,
     unit_bytes,
 )
-from autoplan.costs.shared import shared_costs
 from autoplan.costs.step import BlockTime, StageTime, stage_time, update_traffic
-from autoplan.ir.graph import BlockInstance, Graph, dtype_size
+from autoplan.ir.graph import Graph, dtype_size
 from autoplan.ir.hardware import Cluster
-from autoplan.ir.mesh import MeshAxis
-from autoplan.ir.placement import CollectiveKind
+from autoplan.ir.optimizer import UpdateRule
+from autoplan.ir.recompute import Recompute
 from autoplan.schedules import in_flight
 from autoplan.simulate import Messages, simulate_pipeline
+from autoplan.solver.between import (
+    local_counts,
+    optimizer_times,
+    partial_grad_time,
+    scalar_time,
+    send_times,
+    tied_time,
+)
 from autoplan.solver.blocks import ModelPoint
 from autoplan.solver.inter import ChainItem, StageCut, cut_stages
+from autoplan.solver.shared import shared_costs
 from autoplan.solver.space import Configuration
 
 __all__ = ["Overflow", "Priced", "StageOutcome", "parameter_time", "price"]
@@ -81,9 +88,6 @@ class Overflow:
     memory: StageMemory
 
 
-_SCALAR = 8  # bytes: float64
-
-
 @dataclass(frozen=True, slots=True)
 class _Blocks:
     times: tuple[BlockTime, ...]
@@ -96,7 +100,7 @@ def price(
     point: ModelPoint,
     cluster: Cluster,
     *,
-    adam: bool,
+    update: UpdateRule,
     memory_limit: int,
     cut: StageCut | None = None,
 ) -> Priced | Overflow:
@@ -104,7 +108,7 @@ def price(
     shared_time, shared_bytes = shared_costs(graph, cluster)
     resident = sum(math.prod(b.shape) * dtype_size(b.dtype) for b in graph.buffers)
     blocks = _blocks(graph, configuration, point, cluster)
-    settings = configuration.memory_settings(dtype_size(graph.dtype), adam=adam)
+    settings = configuration.memory_settings(dtype_size(graph.dtype), update=update)
     stages = configuration.mesh.pp
     flights = [
         in_flight(configuration.schedule, stage, stages, configuration.microbatches)
@@ -112,7 +116,7 @@ def price(
         else 1
         for stage in range(stages)
     ]
-    sends = _send_times(graph, configuration, point, cluster)
+    sends = send_times(graph, configuration, point, cluster)
     if cut is None:
         limit = memory_limit - resident - shared_bytes * max(flights)
         cut = _cut(graph, configuration, point, blocks, settings, flights, sends, limit)
@@ -126,24 +130,14 @@ def price(
     if worst.peak > memory_limit:
         return Overflow(configuration=configuration, peak_memory=worst.peak, memory=worst)
     times = [
-        _stage_time(
-            graph,
-            configuration,
-            point,
-            blocks,
-            first,
-            last,
-            shared_time,
-            cluster,
-            dtype_size(graph.dtype),
-        )
-        for first, last in cut.ranges
+        _stage_time(graph, configuration, point, blocks, *span, shared_time, cluster)
+        for span in cut.ranges
     ]
-    return _finish(graph, configuration, point, cluster, cut, times, memories, sends, adam)
+    return _finish(graph, configuration, point, cluster, cut, times, memories, sends, update)
 
 
 def parameter_time(
-    configuration: Configuration, itemsize: int, cluster: Cluster, *, adam: bool
+    configuration: Configuration, itemsize: int, cluster: Cluster, *, update: UpdateRule
 ) -> float:
     """Seconds a step for a byte of local parameters: its update, and data parallelism's part.
 
@@ -155,7 +149,7 @@ def parameter_time(
         zero=configuration.zero,
         dp_shard=configuration.mesh.dp_shard,
         itemsize=itemsize,
-        adam=adam,
+        update=update,
     )
     times = data_parallel_times(
         numel=elements,
@@ -181,7 +175,7 @@ def _blocks(
     itemsize = dtype_size(graph.dtype)
     seen: set[str] = set()
     for index, cost in enumerate(point.costs):
-        counts = _local_counts(point, first_of[index])
+        counts = local_counts(point, first_of[index])
         numel = sum(counts.values())
         learnt = sum(count for fqn, count in counts.items() if trainable[fqn])
         # A tied parameter is gathered and reduced once; two stages do so each for itself.
@@ -205,14 +199,26 @@ def _blocks(
                 ),
             )
         )
+        level, held = configuration.recompute, cost.held
+        restored = cost.made_again(level)
+        if level is Recompute.FULL:
+            # A block that is run again saves everything but its inputs, which were kept.
+            inputs = zip(held.inputs, held.saved_inputs, strict=True)
+            restored -= sum(size for size, saved in inputs if saved)
+        again = level is not Recompute.NONE
         memories.append(
             BlockMemory(
                 numel=numel,
                 trainable=learnt,
-                kept=cost.kept(configuration.recompute),
-                working=cost.transient + cost.made_again(configuration.recompute),
+                kept=cost.kept(level),
+                working=cost.transient + restored,
                 boundary_in=cost.boundary,
                 boundary_out=cost.boundary_out,
+                fresh=max(held.forward, held.fresh) + restored,
+                inputs=held.inputs,
+                kept_inputs=(True,) * len(held.inputs) if again else held.saved_inputs,
+                kept_outputs=tuple(kept and not again for kept in held.saved_outputs),
+                passed=held.passed,
             )
         )
     return _Blocks(tuple(times), tuple(memories))
@@ -236,7 +242,7 @@ def _cut(
         time = blocks.times[instance.block_class]
         memory = blocks.memories[instance.block_class]
         forward = time.forward + time.tp_forward
-        counts = _local_counts(point, instance)
+        counts = local_counts(point, instance)
         tied = {fqn: count for fqn, count in counts.items() if uses[fqn] > 1}
         own = sum(tied.values())
         static = sum(state_bytes(memory.numel - own, max(0, memory.trainable - own), settings))
@@ -263,12 +269,6 @@ def _cut(
     )
 
 
-def _local_counts(point: ModelPoint, instance: BlockInstance) -> dict[str, int]:
-    """Local elements of each parameter of an instance, by FQN."""
-    held = point.costs[instance.block_class].parameters
-    return {fqn: count for fqn, (_, count, _) in zip(instance.parameters, held, strict=True)}
-
-
 def _stage_memory(
     graph: Graph,
     point: ModelPoint,
@@ -285,7 +285,7 @@ def _stage_memory(
     parts = []
     for instance in graph.instances[first:last]:
         memory = blocks.memories[instance.block_class]
-        counts = _local_counts(point, instance)
+        counts = local_counts(point, instance)
         tied.update((fqn, count) for fqn, count in counts.items() if fqn in held)
         repeated = sum(count for fqn, count in counts.items() if fqn in held)
         held.update(counts)
@@ -319,7 +319,6 @@ def _stage_time(
     last: int,
     shared: float,
     cluster: Cluster,
-    itemsize: int,
 ) -> StageTime:
     chosen = graph.instances[first:last]
     return stage_time(
@@ -328,43 +327,12 @@ def _stage_time(
         pipelined=configuration.pipelined,
         microbatches=configuration.microbatches,
         shared=shared,
-        partial_grad=_partial_grad_time(configuration, point, chosen, cluster, itemsize),
+        partial_grad=partial_grad_time(
+            configuration, point, chosen, cluster, dtype_size(graph.dtype)
+        ),
         overlaps=configuration.sync.overlaps,
+        slow_down=cluster.accelerator.slow_down,
     )
-
-
-def _partial_grad_time(
-    configuration: Configuration,
-    point: ModelPoint,
-    chosen: Sequence[BlockInstance],
-    cluster: Cluster,
-    itemsize: int,
-) -> float:
-    """Seconds of the one all_reduce over tp of a stage's partial gradients."""
-    elements = 0
-    for instance in chosen:
-        partial = set(point.costs[instance.block_class].partial_grads)
-        held = point.costs[instance.block_class].parameters
-        elements += sum(count for name, count, _ in held if name in partial)
-    group = configuration.mesh.group(MeshAxis.TP, cluster.sizes)
-    size = int(elements * configuration.gradient_bytes(itemsize))
-    return collective_time(CollectiveKind.ALL_REDUCE, size, group, cluster)
-
-
-def _send_times(
-    graph: Graph, configuration: Configuration, point: ModelPoint, cluster: Cluster
-) -> list[float]:
-    """Seconds to send each block's boundary to the next stage, for one microbatch."""
-    if not configuration.pipelined:
-        return []
-    whole = configuration.mesh.group(MeshAxis.PP, cluster.sizes)
-    pair = whole.pair()
-    return [
-        collective_time(
-            CollectiveKind.P2P, point.costs[receiver.block_class].boundary, pair, cluster
-        )
-        for receiver in graph.instances[1:]
-    ]
 
 
 def _finish(
@@ -376,11 +344,11 @@ def _finish(
     times: Sequence[StageTime],
     memories: Sequence[StageMemory],
     sends: Sequence[float],
-    adam: bool,
+    update: UpdateRule,
 ) -> Priced:
     microbatches = configuration.microbatches
-    updates = _optimizer_times(graph, configuration, point, cluster, cut, adam)
-    tied = _tied_time(graph, configuration, point, cluster, cut)
+    updates = optimizer_times(graph, configuration, point, cluster, cut, update)
+    tied = tied_time(graph, configuration, point, cluster, cut)
     if configuration.pipelined:
         forward = [time.forward for time in times]
         backward = [time.backward for time in times]
@@ -406,7 +374,7 @@ def _finish(
     ]
     # Clipping by the global norm makes every rank wait for the last gradient.
     synced = max(finishes)
-    optimizer = max(updates) + _scalar_time(configuration, cluster)
+    optimizer = max(updates) + scalar_time(configuration, cluster)
     return Priced(
         configuration=configuration,
         point=point,
@@ -419,74 +387,3 @@ def _finish(
         unsent_pipeline_time=unsent,
         optimizer=optimizer,
     )
-
-
-def _scalar_time(configuration: Configuration, cluster: Cluster) -> float:
-    """Seconds of the sums of single numbers a step: the gradients' norm, and the loss."""
-    mesh, sizes = configuration.mesh, cluster.sizes
-    summed = [MeshAxis.TP, MeshAxis.PP, MeshAxis.PP]
-    groups = [mesh.group(axis, sizes) for axis in summed]
-    if configuration.zero >= 2:
-        groups.append(mesh.group(MeshAxis.DP_SHARD, sizes))
-    groups.append(mesh.group(MeshAxis.DP_REPLICATE, sizes, through=MeshAxis.DP_SHARD))
-    return sum(
-        collective_time(CollectiveKind.ALL_REDUCE, _SCALAR, group, cluster) for group in groups
-    )
-
-
-def _optimizer_times(
-    graph: Graph,
-    configuration: Configuration,
-    point: ModelPoint,
-    cluster: Cluster,
-    cut: StageCut,
-    adam: bool,
-) -> list[float]:
-    accelerator = cluster.accelerator
-    seconds = []
-    trainable = {p.fqn: p.trainable for p in graph.parameters}
-    for first, last in cut.ranges:
-        held: set[str] = set()
-        numel = 0
-        for instance in graph.instances[first:last]:
-            cost = point.costs[instance.block_class]
-            for fqn, (_, count, _) in zip(instance.parameters, cost.parameters, strict=True):
-                if fqn not in held and trainable[fqn]:
-                    numel += count
-                held.add(fqn)
-        moved = update_traffic(
-            numel,
-            zero=configuration.zero,
-            dp_shard=configuration.mesh.dp_shard,
-            itemsize=dtype_size(graph.dtype),
-            adam=adam,
-        )
-        seconds.append(moved.seconds(accelerator))
-    return seconds
-
-
-def _tied_time(
-    graph: Graph,
-    configuration: Configuration,
-    point: ModelPoint,
-    cluster: Cluster,
-    cut: StageCut,
-) -> float:
-    """Seconds once a step to sum gradients of parameters that two stages hold."""
-    if not configuration.pipelined:
-        return 0.0
-    stages_of: Mapping[str, set[int]] = {p.fqn: set() for p in graph.parameters}
-    counts: dict[str, int] = {}
-    for stage, (first, last) in enumerate(cut.ranges):
-        for instance in graph.instances[first:last]:
-            counts.update(_local_counts(point, instance))
-            for fqn in instance.parameters:
-                stages_of[fqn].add(stage)
-    whole = configuration.mesh.group(MeshAxis.PP, cluster.sizes)
-    seconds = 0.0
-    for fqn, held in stages_of.items():
-        if len(held) > 1:
-            size = int(counts[fqn] * configuration.gradient_bytes(dtype_size(graph.dtype)))
-            group = whole.of_size(len(held))
-            seconds += collective_time(CollectiveKind.ALL_REDUCE, size, group, cluster)
-    return seconds

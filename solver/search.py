@@ -9,6 +9,7 @@ from typing import Protocol
 from autoplan.errors import UsageError
 from autoplan.ir.graph import Graph
 from autoplan.ir.hardware import Cluster
+from autoplan.ir.optimizer import UpdateRule, update_rule
 from autoplan.ir.plan import ModelRecord, Plan, WorkloadRecord
 from autoplan.ir.recompute import recompute_levels
 from autoplan.solver.assemble import Baseline, assemble
@@ -83,13 +84,15 @@ def solve(
             levels=levels,
         )
     )
+    update = update_rule(workload.optimizer, master=workload.master_weights == "float32")
+    space = [c for c in space if _runs(c, update)]
     blocks = len(smallest.instances)
     require_any(space, fixed, cluster.ranks, workload.global_batch, blocks)
     problem = Problem(
         graphs=graphs,
         cluster=cluster,
         global_batch=workload.global_batch,
-        adam=workload.optimizer == "adamw",
+        update=update,
         memory_limit=limit,
         deadline=started + time_limit * (1 - _BASELINE_SHARE),
     )
@@ -108,6 +111,11 @@ def solve(
     return assemble(
         captured.record(), workload, cluster, fixed, outcome, baselines, searcher, limit
     )
+
+
+def _runs(configuration: Configuration, update: UpdateRule) -> bool:
+    """Whether the runtime has the update rule: FSDP2's shards are float32 masters themselves."""
+    return update.master or configuration.zero <= 1
 
 
 def _search(searcher: Searcher, space: list[Configuration]) -> Outcome:
@@ -146,15 +154,17 @@ def _baselines(
     """Best configuration of each baseline, whatever the pins."""
     problem = searcher.problem
     searcher.extend_deadline(deadline)
-    everything = list(
-        configurations(
+    everything = [
+        configuration
+        for configuration in configurations(
             ranks=problem.cluster.ranks,
             global_batch=problem.global_batch,
             max_stages=len(problem.graphs[1].instances),
             pins=Pins({}),
             levels=recompute_levels(problem.graphs[1]),
         )
-    )
+        if _runs(configuration, problem.update)
+    ]
     found = []
     for name, accepts in baseline_filters(problem.cluster).items():
         if progress is not None:

@@ -15,6 +15,7 @@ from autoplan.costs.data_parallel import AS_PLANNED, GradientSync
 from autoplan.costs.memory import MemorySettings
 from autoplan.errors import UsageError
 from autoplan.ir.mesh import Mesh
+from autoplan.ir.optimizer import UpdateRule
 from autoplan.ir.recompute import Recompute
 
 __all__ = ["PIN_NAMES", "Configuration", "Pins", "configurations", "divisors", "parse_pins"]
@@ -54,15 +55,16 @@ class Configuration:
         """Whether there is more than one stage."""
         return self.mesh.pp > 1
 
-    def memory_settings(self, itemsize: int, *, adam: bool) -> MemorySettings:
+    def memory_settings(self, itemsize: int, *, update: UpdateRule) -> MemorySettings:
         """What sets the bytes of a parameter; ``itemsize`` is that of the compute dtype."""
         return MemorySettings(
             zero=self.zero,
             dp_shard=self.mesh.dp_shard,
             itemsize=itemsize,
-            adam=adam,
+            update=update,
             pipelined=self.pipelined,
             microbatches=self.microbatches,
+            replicated=self.mesh.dp > 1,
         )
 
     def gradient_bytes(self, itemsize: int) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autoplan.costs.compute import OpTime, dispatches, local_bytes
-from autoplan.costs.liveness import liveness
+from autoplan.costs.liveness import Liveness, liveness
 from autoplan.costs.terms import BlockTerms, block_terms, parameter_states
 from autoplan.ir.graph import BlockClass, dtype_size
 from autoplan.ir.hardware import Accelerator, Cluster
@@ -21,7 +21,30 @@ from autoplan.ir.placement import CollectiveKind, Placement, shard_shape
 from autoplan.ir.recompute import Recompute, is_kept
 from autoplan.ir.strategy import OpStrategy
 
-__all__ = ["BlockCost", "CollectiveCall", "block_cost", "collectives", "host_times"]
+__all__ = [
+    "NO_CALLS",
+    "BlockCost",
+    "CollectiveCall",
+    "HostCalls",
+    "block_cost",
+    "collectives",
+    "host_times",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCalls:
+    """What a system's host runs besides operators and collectives, each as long as an operator.
+
+    ``functions`` are calls around a collective in each of both passes, ``hooks`` calls on the
+    gradient of a parameter.
+    """
+
+    functions: int = 0
+    hooks: int = 0
+
+
+NO_CALLS = HostCalls()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +57,8 @@ class BlockCost:
     those of the boundary inputs, all that full recompute keeps; ``boundary_out`` those handed on.
     Selective recompute keeps ``selected`` bytes, pays ``again`` and ``tp_again`` a second time
     and makes ``remade`` bytes of ``saved`` again.
-    ``transient`` is the larger peak of temporaries in forward or of gradients in backward.
+    ``transient`` is the larger peak of temporaries in forward or of gradients in backward,
+    where ``held`` has what happens at the ends and to the gradients of parameters.
     ``parameters`` lists (local name, local elements, bytes of one), ``partial_grads`` the
     names whose gradient needs an all_reduce once a step.
     """
@@ -51,6 +75,7 @@ class BlockCost:
     boundary: int
     boundary_out: int
     transient: int
+    held: Liveness
     parameters: tuple[tuple[str, int, int], ...]
     partial_grads: tuple[str, ...]
 
@@ -111,6 +136,8 @@ def block_cost(
     boundary_out: tuple[Placement, ...],
     group: Group,
     cluster: Cluster,
+    *,
+    calls: HostCalls = NO_CALLS,
 ) -> BlockCost:
     """Cost of a block with those strategies (by operator name) and boundary placements."""
     ranks = group.ranks
@@ -121,15 +148,17 @@ def block_cost(
     tp_forward += sum(term.resharding.forward for term in terms.conversions)
     tp_backward = sum(term.tp_backward for term in terms.ops)
     tp_backward += sum(term.resharding.backward for term in terms.conversions)
-    calls = _calls(block, strategies, terms, ranks)
-    issued = [call.backward for call in calls]
+    issued_calls = _calls(block, strategies, terms, ranks)
+    issued = [call.backward for call in issued_calls]
     host = host_times(block, cluster.accelerator)
     latency = cluster.accelerator.dispatch_latency
-    host_forward = host.forward + latency * issued.count(False)
-    host_backward = host.backward + latency * issued.count(True)
+    around = calls.functions * len(issued)
+    hooks = calls.hooks * _gradients(block)
+    host_forward = host.forward + latency * (issued.count(False) + around)
+    host_backward = host.backward + latency * (issued.count(True) + around + hooks)
     tp_again = sum(term.tp_again for term in terms.ops)
     # Kept operators are issued too: each is handed what it made before.
-    repeated = sum(call.repeats(Recompute.SELECTIVE) for call in calls)
+    repeated = sum(call.repeats(Recompute.SELECTIVE) for call in issued_calls)
     host_again = host.forward + latency * repeated
     return BlockCost(
         forward=max(sum(term.forward for term in terms.ops), host_forward - tp_forward),
@@ -144,6 +173,7 @@ def block_cost(
         boundary=_local_sum(block, block.inputs, boundary_in, ranks),
         boundary_out=_local_sum(block, block.outputs, boundary_out, ranks),
         transient=max(bytes_held.forward, bytes_held.backward),
+        held=bytes_held,
         parameters=tuple(
             (name, *_parameter(block, name, states[name][0], ranks)) for name in block.parameters
         ),
@@ -158,12 +188,15 @@ def host_times(block: BlockClass, accelerator: Accelerator) -> OpTime:
     Backward also adds each parameter's gradient to that of earlier microbatches.
     """
     counts = [dispatches(op, block) for op in block.ops]
-    sums = sum(block.tensor(name).requires_grad for name in block.parameters)
     latency = accelerator.dispatch_latency
     return OpTime(
         forward=latency * sum(forward for forward, _ in counts),
-        backward=latency * (sums + sum(backward for _, backward in counts)),
+        backward=latency * (_gradients(block) + sum(backward for _, backward in counts)),
     )
+
+
+def _gradients(block: BlockClass) -> int:
+    return sum(block.tensor(name).requires_grad for name in block.parameters)
 
 
 def collectives(

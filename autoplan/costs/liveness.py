@@ -21,6 +21,7 @@ from autoplan.ir.strategy import OpStrategy
 __all__ = ["Liveness", "liveness"]
 
 Storage = tuple[str, str]
+_FUSED_LOSSES = ("aten.cross_entropy_loss.default",)
 _HELD_ELSEWHERE = (
     TensorKind.PARAMETER,
     TensorKind.BUFFER,
@@ -35,6 +36,10 @@ class Liveness:
 
     ``selected`` is what selective recompute keeps instead of ``saved``, and ``remade`` the
     part of ``saved`` that it makes again in backward.
+    ``fresh`` is the peak of a backward whose parameters have no gradient before it: these stay
+    from their operator to the end; in ``backward`` each is added to one that exists. The rest
+    says what is kept of the tensors at the ends: bytes of each input and whether it is saved,
+    and for each output whether it is saved and which input it is (-1: none).
     """
 
     saved: int
@@ -42,6 +47,11 @@ class Liveness:
     remade: int
     forward: int
     backward: int
+    fresh: int
+    inputs: tuple[int, ...]
+    saved_inputs: tuple[bool, ...]
+    saved_outputs: tuple[bool, ...]
+    passed: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +157,15 @@ def liveness(
             extra_selected += held
         else:
             extra_remade += held
+        if op.target in _FUSED_LOSSES:
+            # The scores' logarithms (kept) have a gradient beside that of the scores.
+            inside = (0, storages.size[reads[0]])
         steps.append(_Step(op, reads, writes, *inside))
     sent = tuple(
         storages.read(name, state) for name, state in zip(block.outputs, boundary_out, strict=True)
     )
+    weights = _weights(block, produced, ranks)
+    entered = [storages.own(name) for name in block.inputs]
     # What the block hands on is kept by those who receive it.
     handed_on = {*sent} - {storages.own(name) for name in block.inputs}
     selected = {*selected, *storages.received} - handed_on
@@ -160,8 +175,22 @@ def liveness(
         selected=sum(storages.size[key] for key in selected) + extra_selected,
         remade=sum(storages.size[key] for key in remade) + extra_remade,
         forward=_forward_peak(steps, storages.size, saved, sent),
-        backward=_backward_peak(steps, storages, block, sent),
+        backward=_backward_peak(steps, storages, block, sent, weights, stay=False),
+        fresh=_backward_peak(steps, storages, block, sent, weights, stay=True),
+        inputs=tuple(storages.size[key] for key in entered),
+        saved_inputs=tuple(key in saved for key in entered),
+        saved_outputs=tuple(key in saved for key in sent),
+        passed=tuple(entered.index(key) if key in entered else -1 for key in sent),
     )
+
+
+def _weights(block: BlockClass, produced: Mapping[str, Placement], ranks: int) -> dict[str, int]:
+    """Local bytes of the gradient of each trainable parameter."""
+    return {
+        name: local_bytes(block.tensor(name), produced[name], ranks)
+        for name in block.parameters
+        if block.tensor(name).requires_grad
+    }
 
 
 def _outputs(
@@ -210,13 +239,19 @@ def _forward_peak(
 
 
 def _backward_peak(
-    steps: list[_Step], storages: _Storages, block: BlockClass, sent: tuple[Storage, ...]
+    steps: list[_Step],
+    storages: _Storages,
+    block: BlockClass,
+    sent: tuple[Storage, ...],
+    weights: Mapping[str, int],
+    *,
+    stay: bool,
 ) -> int:
     """Largest sum of gradients that live at once: each as large as its tensor's storage.
 
     Going backwards, the gradient of a storage lives from its first reader to its producer.
     That of a converted copy ends where the copy was first read: there it becomes one of the
-    source.
+    source. Those of parameters ``stay``, or are added to what exists.
     """
     size, source = storages.size, storages.source
     begin: dict[Storage, int] = {}
@@ -229,6 +264,7 @@ def _backward_peak(
     live = {*sent, *(source[key] for key in sent if key in source)}
     peak = sum(size[key] for key in live)
     live -= {key for key in sent if key in source and key not in begin}
+    learnt: set[str] = set()
     for index in range(len(steps) - 1, -1, -1):
         step = steps[index]
         if any(block.tensor(name).requires_grad for name in step.op.outputs):
@@ -240,6 +276,9 @@ def _backward_peak(
             )
         done = {key for key in live if begin.get(key, -1) >= index}
         live.update(source[key] for key in done if key in source)
-        peak = max(peak, sum(size[key] for key in live) + step.backward)
+        used = {name for name in step.op.inputs if name in weights}
+        learnt = learnt | used if stay else used
+        gradients = sum(weights[name] for name in learnt)
+        peak = max(peak, sum(size[key] for key in live) + gradients + step.backward)
         live -= done
     return peak

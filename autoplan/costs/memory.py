@@ -10,16 +10,23 @@ ZeRO   parameters  gradients                      optimizer (AdamW)
 2, 3   4 / d       4 / d, or 4 while accumulated  8 / d
 =====  ==========  =============================  =========================
 
-With FSDP2 (2, 3) the gathered parameters come on top: all of the stage's at level 2, two
-units (one computing, one prefetched) at level 3. In a pipeline the gradients of all
-microbatches accumulate unsharded and gathered parameters stay until the step ends, which is
-what torch's pipelining does with FSDP2. The limit of a plan applies to the sum of all parts.
+Moments of `UpdateRule.moment_bits` take their part of the 8, with scales where they are blocks
+of 8 bits; a master is left out without `UpdateRule.master`, which only ZeRO 0 and 1 can be.
+
+With DDP (0, 1) and several microbatches the gradients of all but the last are summed outside
+DDP's buckets, which exist besides. With FSDP2 (2, 3) the gathered parameters come on top: all
+of the stage's at level 2, two units (one computing, one arriving) at level 3. In a pipeline the
+gradients of all microbatches accumulate unsharded and gathered parameters stay until the step
+ends, which is what torch's pipelining does with FSDP2. The limit of a plan applies to the sum
+of all parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from autoplan.ir.optimizer import UpdateRule
 
 __all__ = [
     "BlockMemory",
@@ -39,7 +46,10 @@ class BlockMemory:
 
     ``numel`` excludes parameters that an earlier block of the same stage already holds.
     ``kept`` is bytes held from forward to backward of one microbatch; ``working`` the
-    largest temporary of its forward, backward or recompute.
+    largest temporary of its forward, backward or recompute, ``fresh`` likewise with gradients
+    of parameters that did not exist before and stay. ``inputs`` is bytes of the tensors that
+    enter, ``kept_inputs`` which of them are in ``kept``; an output is kept by the block, or is
+    the input that ``passed`` says (-1: none).
     """
 
     numel: int
@@ -48,18 +58,24 @@ class BlockMemory:
     working: int
     boundary_in: int
     boundary_out: int
+    fresh: int
+    inputs: tuple[int, ...]
+    kept_inputs: tuple[bool, ...]
+    kept_outputs: tuple[bool, ...]
+    passed: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySettings:
-    """Choices that set bytes for each parameter."""
+    """Choices that set bytes for each parameter; ``replicated``: on several data ranks."""
 
     zero: int
     dp_shard: int
     itemsize: int
-    adam: bool
+    update: UpdateRule
     pipelined: bool
     microbatches: int
+    replicated: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,19 +105,17 @@ class StageMemory:
 def state_bytes(numel: int, trainable: int, settings: MemorySettings) -> tuple[int, int, int, int]:
     """Bytes of (parameters, gradients, optimizer state, gathered copies kept all step)."""
     shard = settings.dp_shard
-    moments = 8 if settings.adam else 0
+    owned = trainable if settings.zero == 0 else -(-trainable // shard)
+    optimizer = settings.update.moment_bytes(owned)
     if settings.zero <= 1:
-        master = 4 if settings.itemsize < 4 else 0
-        optimizer = trainable * (moments + master)
-        if settings.zero == 1:
-            optimizer = -(-optimizer // shard)
         size = settings.itemsize
+        optimizer += settings.update.master_bytes(owned, size)
         return numel * size, trainable * size, optimizer, 0
     accumulated = settings.pipelined and settings.microbatches > 1
     gradients = trainable * 4 if accumulated else -(-trainable * 4 // shard)
     keeps_gathered = settings.zero == 2 or settings.pipelined
     gathered = numel * settings.itemsize if keeps_gathered else 0
-    return -(-numel * 4 // shard), gradients, -(-trainable * moments // shard), gathered
+    return -(-numel * 4 // shard), gradients, optimizer, gathered
 
 
 def unit_bytes(numel: int, settings: MemorySettings) -> int:
@@ -117,13 +131,15 @@ def unit_bytes(numel: int, settings: MemorySettings) -> int:
 
 
 def update_bytes(trainable: int, settings: MemorySettings) -> int:
-    """Temporaries of the optimizer: at ZeRO 0 and 1, the gradient it reads, in float32.
+    """Temporaries of the optimizer: at ZeRO 0 and 1, the gradient it reads, and a chunk's tensors.
 
-    The runtime updates the float32 elements that a rank owns as one tensor.
+    The runtime updates the elements that a rank owns as one tensor, or by chunks of it.
     """
-    if settings.zero >= 2:
-        return 0
-    return 4 * (trainable if settings.zero == 0 else -(-trainable // settings.dp_shard))
+    owned = trainable if settings.zero == 0 else -(-trainable // settings.dp_shard)
+    laid_out = 0
+    if settings.zero <= 1:
+        laid_out = 4 if settings.update.master else settings.itemsize
+    return owned * laid_out + settings.update.temporary_bytes(owned)
 
 
 def boundary_bytes(received: int, sent: int, in_flight: int, microbatches: int) -> int:
@@ -153,24 +169,108 @@ def stage_memory(
     numel = sum(block.numel for block in blocks)
     trainable = sum(block.trainable for block in blocks)
     parameters, gradients, optimizer, gathered = state_bytes(numel, trainable, settings)
-    kept = sum(block.kept for block in blocks)
-    buffers = gathered + shared * in_flight + resident
-    if settings.zero >= 2:
-        held = settings.itemsize if gathered else 2 * settings.itemsize
-        buffers += tied * held
+    buckets = _bucket_bytes(trainable, settings)
+    buffers = gathered + shared * in_flight + resident + buckets
+    if settings.zero >= 2 and not gathered:
+        buffers += tied * settings.itemsize
+    received = 0
     if settings.pipelined and blocks:
         received, sent = blocks[0].boundary_in, blocks[-1].boundary_out
         buffers += boundary_bytes(received, sent, in_flight, settings.microbatches)
-    transient = max(
-        (block.working + unit_bytes(block.numel, settings) for block in blocks), default=0
-    )
+    kept = _kept(blocks, received=received > 0)
+    activations = sum(kept) * in_flight
+    peak = activations - sum(kept) + _pass_peak(blocks, kept, settings, tied)
     # The update begins when the activations are gone.
-    transient = max(transient, update_bytes(trainable, settings) - kept * in_flight)
+    transient = max(peak - activations, update_bytes(trainable, settings) - activations - buckets)
     return StageMemory(
         parameters=parameters,
-        gradients=gradients,
+        # Less those that don't exist yet when most is held.
+        gradients=gradients + min(0, transient),
         optimizer=optimizer,
-        activations=kept * in_flight,
-        transient=transient,
+        activations=activations,
+        transient=max(0, transient),
         buffers=buffers,
     )
+
+
+def _bucket_bytes(trainable: int, settings: MemorySettings) -> int:
+    """Bytes of DDP's buckets beside the gradients that microbatches before the last left."""
+    besides = settings.zero <= 1 and settings.replicated and settings.microbatches > 1
+    return trainable * settings.itemsize if besides else 0
+
+
+def _kept(blocks: Sequence[BlockMemory], *, received: bool) -> list[int]:
+    """Bytes that each block keeps besides what those before it keep already.
+
+    What a stage has ``received`` is in its buffers.
+    """
+    added = []
+    held = tuple(received for _ in blocks[0].inputs) if blocks else ()
+    for block in blocks:
+        # The first block of a model reads nothing from a block.
+        before = held if len(held) == len(block.inputs) else (False,) * len(block.inputs)
+        twice = sum(
+            size
+            for size, kept, already in zip(block.inputs, block.kept_inputs, before, strict=True)
+            if kept and already
+        )
+        added.append(block.kept - twice)
+        held = tuple(
+            kept or (source >= 0 and (before[source] or block.kept_inputs[source]))
+            for kept, source in zip(block.kept_outputs, block.passed, strict=True)
+        )
+    return added
+
+
+def _pass_peak(
+    blocks: Sequence[BlockMemory], kept: Sequence[int], settings: MemorySettings, tied: int
+) -> int:
+    """Most bytes besides the training state while the last microbatch in flight passes.
+
+    Before a block's backward those after it have given up what they kept, and their gradients
+    exist. ``tied`` elements have a gradient from the last block to the first.
+    """
+    born = _born_each_step(settings)
+    peak = held = 0
+    later = sum(block.trainable for block in blocks) * settings.itemsize if born else 0
+    numel = [0, *(block.numel for block in blocks), 0]
+    for index, block in enumerate(blocks):
+        held += kept[index]
+        if born:
+            # Gradients are counted in full; those of this block and before are yet to come.
+            later -= block.trainable * settings.itemsize
+            missing = later - sum(b.trainable for b in blocks) * settings.itemsize
+            peak = max(peak, held + missing + block.fresh)
+        elif settings.zero <= 1:
+            peak = max(peak, held + block.working)
+        else:
+            units = (numel[index], numel[index + 1], numel[index + 2])
+            summed = tied * settings.itemsize if index + 1 < len(blocks) else 0
+            peak = max(peak, held + summed + block.fresh + _gathered(units, settings))
+            peak = max(peak, held - kept[index] + summed + _reducing(units, settings))
+    return peak
+
+
+def _born_each_step(settings: MemorySettings) -> bool:
+    """Whether no gradient exists before the only backward of a step."""
+    return settings.zero <= 1 and settings.microbatches == 1 and not settings.replicated
+
+
+def _gathered(units: tuple[int, int, int], settings: MemorySettings) -> int:
+    """Bytes of FSDP2 during a unit's backward, with the units before and after it.
+
+    Level 3 holds the unit and the buffer in which the one before arrives. What the unit after
+    handed to its reduction stays until the next one starts.
+    """
+    before, own, after = units
+    copies = own + before if settings.zero == 3 and not settings.pipelined else 0
+    return copies * settings.itemsize + (0 if settings.pipelined else 4 * after)
+
+
+def _reducing(units: tuple[int, int, int], settings: MemorySettings) -> int:
+    """Bytes of FSDP2 while a unit's gradients are copied together, reduced and scattered."""
+    before, own, _ = units
+    arriving = before * settings.itemsize if settings.zero == 3 and not settings.pipelined else 0
+    if settings.pipelined:
+        return 4 * own
+    return arriving + own * (settings.itemsize + 4) + -(-own * 4 // settings.dp_shard)

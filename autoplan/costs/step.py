@@ -2,8 +2,8 @@
 
 Without a pipeline: microbatches one after another, then what data parallelism cannot hide,
 then the optimizer. With one: the event simulation of the schedule, each stage followed by its
-own tail. FSDP2 gathers and reductions run beside compute: a block takes
-``max(compute + exposed tp, its data-parallel collectives)``.
+own tail. FSDP2 gathers and reductions run beside compute and exposed tp; while both run, both
+are slowed down, and what is left of either then goes on at full speed (`ir.overlap`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from autoplan.costs.compute import memory_time, update_time
 from autoplan.costs.data_parallel import DataParallelTimes
 from autoplan.ir.hardware import Accelerator
+from autoplan.ir.optimizer import UpdateRule
+from autoplan.ir.overlap import NO_SLOW_DOWN, SlowDown, overlapped_time
 
 __all__ = ["BlockTime", "StageTime", "UpdateTraffic", "stage_time", "update_traffic"]
 
@@ -29,7 +31,7 @@ class BlockTime:
     backward: float
     tp_forward: float
     tp_backward: float
-    again: float = 0.0
+    again: float
     data_parallel: DataParallelTimes
 
 
@@ -61,6 +63,7 @@ def stage_time(
     shared: float,
     partial_grad: float,
     overlaps: bool = True,
+    slow_down: SlowDown = NO_SLOW_DOWN,
 ) -> StageTime:
     """Times of a stage.
 
@@ -68,6 +71,10 @@ def stage_time(
     ``partial_grad`` seconds once a step.
     ``overlaps`` is `GradientSync.overlaps`, which only ZeRO 0 and 1 can do without.
     """
+
+    def beside(work: float, network: float) -> float:
+        return overlapped_time(work, network, slow_down.compute, slow_down.network)
+
     later = 1.0 - 1.0 / microbatches  # the first microbatch has no gradients to add to
     forward = shared
     backward = 0.0
@@ -92,8 +99,8 @@ def stage_time(
             net_f, copied_f = times.gather, times.unpack
         work_f, work_b = work_f + copied_f, work_b + copied_b
         copies_forward, copies_backward = copies_forward + copied_f, copies_backward + copied_b
-        forward += max(work_f, net_f)
-        backward += max(work_b, net_b)
+        forward += beside(work_f, net_f)
+        backward += beside(work_b, net_b)
         hidden_forward += work_f
         hidden_backward += work_b
     exposed = (forward - shared - hidden_forward) + (backward - hidden_backward)
@@ -104,13 +111,14 @@ def stage_time(
         if zero <= 1:
             # DDP reduces buckets during the last backward; nothing hides the last bucket.
             last = blocks[0].data_parallel.reduce
-            tail = (max(last, reduce - hidden_backward) if overlaps else reduce) + publish
+            late = beside(hidden_backward, reduce) - hidden_backward
+            tail = (max(last, late) if overlaps else reduce) + publish
             tail += sum(b.data_parallel.pack for b in blocks)
         elif pipelined:
             gather = sum(b.data_parallel.gather for b in blocks)
-            tail = reduce + max(0.0, gather - hidden_forward if zero == 2 else 0.0)
-            tail += sum(b.data_parallel.pack for b in blocks)
+            tail = reduce + sum(b.data_parallel.pack for b in blocks)
             if zero == 2:
+                tail += beside(hidden_forward, gather) - hidden_forward
                 tail += sum(b.data_parallel.unpack for b in blocks)
         else:
             tail = blocks[0].data_parallel.gather + blocks[0].data_parallel.reduce
@@ -142,21 +150,19 @@ class UpdateTraffic:
 
 
 def update_traffic(
-    trainable: int, *, zero: int, dp_shard: int, itemsize: int, adam: bool
+    trainable: int, *, zero: int, dp_shard: int, itemsize: int, update: UpdateRule
 ) -> UpdateTraffic:
     """Bytes that clipping and the parameter update stream, as the runtime runs them.
 
     Clipping reads the gradients for their norm, then reads and writes them. At ZeRO 0 and 1 the
-    gradients of the parameters a rank owns are laid out in a new float32 tensor. The fused Adam
-    reads parameter, gradient and two moments and writes three of them, in float32; SGD reads
-    two and writes one. A copy in the compute dtype is written when it differs.
+    gradients of the parameters a rank owns are laid out in a new tensor, in the dtype of what is
+    updated.
     """
     owned = trainable / dp_shard if zero >= 1 else float(trainable)
-    streams = 7 if adam else 3
-    cast = (itemsize + 4) if zero <= 1 and itemsize < 4 else 0
     gradients = trainable * itemsize if zero <= 1 else owned * 4
-    laid_out = owned * (4 + itemsize + 4) if zero <= 1 else 0.0  # zeroed, read, written
+    size = 4 if update.master else itemsize
+    laid_out = owned * (size + itemsize + size) if zero <= 1 else 0.0  # zeroed, read, written
     return UpdateTraffic(
-        in_place=owned * (4 * streams + cast) + 3 * gradients,
+        in_place=update.streamed_bytes(owned, itemsize, cast=zero <= 1) + 3 * gradients,
         filled=laid_out,
     )

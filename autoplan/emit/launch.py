@@ -77,14 +77,13 @@ _TRAIN = '''"""Trains NAME by the plan beside this file: ``./launch.sh --help``.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import model
 import runtime as rt
 
 if __name__ == "__main__":
-    sys.exit(rt.main(model, Path(__file__).parent))
+    rt.leave(rt.main(model, Path(__file__).parent))
 '''
 
 _LAUNCH = """#!/usr/bin/env bash

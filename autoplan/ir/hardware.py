@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from autoplan.ir.overlap import NO_SLOW_DOWN, SlowDown
+
 __all__ = [
     "Accelerator",
     "Cluster",
@@ -102,7 +104,8 @@ class Accelerator:
     takes whatever its size; ``dispatch_latency`` is what the host needs to issue one operator,
     which hides behind the device's work unless that is shorter. ``reserved`` is bytes of
     ``memory`` that a training job can't use (context, allocator); ``fragmentation`` is the
-    fraction of usable memory lost to fragmentation. ``operators`` are those that were measured.
+    fraction of usable memory lost to fragmentation. ``slow_down`` is that of kernels and
+    collectives at the same time. ``operators`` are those that were measured.
     """
 
     name: str
@@ -121,6 +124,7 @@ class Accelerator:
     matmul_tiles: MatmulTiles | None = None
     update_efficiency: Curve | None = None
     operators: MeasuredOperators | None = None
+    slow_down: SlowDown = NO_SLOW_DOWN
 
     @property
     def usable_memory(self) -> int:
@@ -189,7 +193,8 @@ class Cluster:
 
     ``intra`` joins the ranks of a node, or of a ``domain`` larger than one; ``inter`` joins
     the rest, unless ``outer`` lists the levels beyond, from inside out, the last of which holds
-    all ranks. ``levels`` is what follows from these.
+    all ranks. ``levels`` is what follows from these. ``notes`` are doubts about its numbers that
+    whoever reads a plan should know.
     """
 
     spec: str
@@ -200,6 +205,7 @@ class Cluster:
     inter: Link
     domain: int = 0
     outer: tuple[Level, ...] = ()
+    notes: tuple[str, ...] = ()
     levels: tuple[NetworkLevel, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

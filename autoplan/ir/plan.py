@@ -14,11 +14,13 @@ __all__ = [
     "BaselineRecord",
     "BlockClassRecord",
     "BufferRecord",
+    "CalibrationRecord",
     "CandidateRecord",
     "ClusterRecord",
     "GraphRecord",
     "InitRecord",
     "InnerRecord",
+    "InputRecord",
     "InstanceRecord",
     "Json",
     "MemoryRecord",
@@ -215,12 +217,16 @@ class ModelRecord(_Record):
 
 
 class WorkloadRecord(_Record):
-    """What is trained: sequences a step, tokens a sequence (0: not a sequence model), dtype."""
+    """What is trained: sequences a step, tokens a sequence (0: not a sequence model), dtype.
+
+    ``master_weights``: parameters of fewer than 32 bits have a float32 copy, or none.
+    """
 
     global_batch: int = Field(ge=1)
     seq_len: int = Field(ge=0)
     dtype: DType
-    optimizer: Literal["adamw", "sgd"]
+    optimizer: Literal["adamw", "adamw-bf16", "adamw-8bit", "sgd", "sgd-momentum"]
+    master_weights: Literal["float32", "none"] = "float32"
 
 
 class SourceRecord(_Record):
@@ -336,8 +342,32 @@ class PredictionRecord(_Record):
     stages: tuple[MemoryRecord, ...]
 
 
+class CalibrationRecord(_Record):
+    """The prediction corrected by runs: measured over predicted, of ``runs`` runs.
+
+    ``basis`` says what was run: this plan itself, or others of its model, axes and hardware.
+    ``memory_ratio`` is None where runs say nothing of it. The plan's prediction
+    stays the model's own.
+    """
+
+    basis: Literal["plan", "model"]
+    runs: int = Field(ge=1)
+    step_time_ratio: float = Field(gt=0)
+    memory_ratio: float | None = Field(default=None, gt=0)
+    step_time: float = Field(gt=0)
+    peak_memory: int = Field(ge=0)
+
+
+class InputRecord(_Record):
+    """What a node's loaders give, in samples/s, and the seconds a step's input then takes."""
+
+    rate_per_node: float = Field(gt=0)
+    step_time: float = Field(gt=0)
+    source: Text
+
+
 class Plan(_Record):
-    """A parallel plan."""
+    """A parallel plan; ``profile`` is the file its hardware numbers or residuals came from."""
 
     schema_version: Literal[1] = 1
     autoplan_version: Text
@@ -354,6 +384,20 @@ class Plan(_Record):
     considered: tuple[CandidateRecord, ...]
     pins: tuple[PinRecord, ...] = ()
     notes: tuple[Text, ...] = ()
+    profile: Text = ""
+    calibration: CalibrationRecord | None = None
+    input: InputRecord | None = None
+
+    @property
+    def expected_step_time(self) -> float:
+        """Seconds of a step without waiting for input: as predicted, corrected by runs if any."""
+        calibration = self.calibration
+        return self.prediction.step_time if calibration is None else calibration.step_time
+
+    @property
+    def is_input_bound(self) -> bool:
+        """Whether a step's input takes longer than the step."""
+        return self.input is not None and self.input.step_time > self.expected_step_time
 
     def __str__(self) -> str:
         axes = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -69,12 +70,21 @@ class Operator:
     def operands(self) -> Operands:
         """New operands, one for each distinct tensor."""
         made: dict[int, Tensor] = {}
-        for number, (shape, dtype, grad, below) in zip(self._tensors, self._operands, strict=True):
+        for number, operand in zip(self._tensors, self._operands, strict=True):
             if number not in made:
-                made[number] = self._make(tuple(shape), getattr(torch, dtype), grad, below)
+                shape, dtype, grad, below, ascend = operand
+                make = self._ascending if ascend else self._random
+                made[number] = make(tuple(shape), getattr(torch, dtype), grad, below)
         return [made[number] for number in sorted(made)]
 
-    def _make(self, shape: tuple[int, ...], dtype: torch.dtype, grad: bool, below: int) -> Tensor:
+    def _ascending(
+        self, shape: tuple[int, ...], dtype: torch.dtype, grad: bool, below: int
+    ) -> Tensor:
+        count = math.prod(shape)
+        steps = torch.arange(count, device=self._device) * below // max(1, count)
+        return steps.to(dtype).view(shape)
+
+    def _random(self, shape: tuple[int, ...], dtype: torch.dtype, grad: bool, below: int) -> Tensor:
         if dtype == torch.bool:
             return torch.rand(shape, device=self._device) > 0.5
         if not dtype.is_floating_point:

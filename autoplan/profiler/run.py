@@ -11,8 +11,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from autoplan.errors import InternalError
 from autoplan.profiler.targets import Target, targets_to_json
-from autoplan.profiles.measure.ranks import run_ranks
+from autoplan.profiles.measure.ranks import RankFailed, run_ranks
 from autoplan.profiles.measure.run import Machine
 from autoplan.profiles.measured import OperatorTiming
 from autoplan.units import format_time
@@ -21,6 +22,7 @@ __all__ = ["journal_path", "measure_operators", "read_journal"]
 
 _BUDGET = 0.12  # seconds of repeats an operator, at least three rounds of it
 _LONGEST = 3600.0 * 12
+_KILLED = "its rank was killed twice, as by a system out of memory"
 
 
 def journal_path(profile: Path) -> Path:
@@ -55,19 +57,50 @@ def measure_operators(
     device: str = "cpu",
     budget: float = _BUDGET,
 ) -> tuple[OperatorTiming, ...]:
-    """Timings of the targets; what the journal holds already isn't measured again."""
+    """Timings of the targets; what the journal holds already isn't measured again.
+
+    An operator at which a rank was killed is tried once more, then recorded as failed: a system
+    that is out of memory kills, and would at every resumption.
+    """
+    suspect = ""
+    known, left = _split(targets, journal, machine)
+    while left:
+        _prepare(journal, machine, begin=not known)
+        try:
+            with tempfile.TemporaryDirectory(prefix="autoplan-operators-") as name:
+                _measure(left, machine, journal, Path(name), progress, device, budget)
+        except RankFailed as failed:
+            known, left = _split(targets, journal, machine)
+            if not failed.killed or not left:
+                raise
+            if left[0].signature == suspect:
+                _prepare(journal, machine, begin=not known)
+                with journal.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({"signature": suspect, "failure": _KILLED}) + "\n")
+                known, left = _split(targets, journal, machine)
+            suspect = left[0].signature if left else ""
+            continue
+        known, left = _split(targets, journal, machine)
+        if left:
+            raise InternalError(f"{journal} lacks {left[0].signature}, which was measured")
+    return tuple(known[t.signature] for t in targets)
+
+
+def _split(
+    targets: Sequence[Target], journal: Path, machine: Machine
+) -> tuple[dict[str, OperatorTiming], list[Target]]:
+    """What a journal holds, and the targets that it lacks."""
     known = {timing.signature: timing for timing in read_journal(journal, machine)}
-    left = [target for target in targets if target.signature not in known]
-    if left:
-        if not known:
-            journal.write_text(_heading(machine) + "\n", encoding="utf-8")
-        elif not journal.read_text(encoding="utf-8", errors="replace").endswith("\n"):
-            with journal.open("a", encoding="utf-8") as file:
-                file.write("\n")
-        with tempfile.TemporaryDirectory(prefix="autoplan-operators-") as name:
-            _measure(left, machine, journal, Path(name), progress, device, budget)
-        known = {timing.signature: timing for timing in read_journal(journal, machine)}
-    return tuple(known[t.signature] for t in targets if t.signature in known)
+    return known, [target for target in targets if target.signature not in known]
+
+
+def _prepare(journal: Path, machine: Machine, *, begin: bool) -> None:
+    """Begin a journal, or end a line that a kill cut off."""
+    if begin:
+        journal.write_text(_heading(machine) + "\n", encoding="utf-8")
+    elif not journal.read_text(encoding="utf-8", errors="replace").endswith("\n"):
+        with journal.open("a", encoding="utf-8") as file:
+            file.write("\n")
 
 
 def _measure(

@@ -7,8 +7,9 @@ same signature do the same work and are measured once.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autoplan.costs.compute import is_view
 from autoplan.costs.signature import operator_signature
@@ -27,12 +28,13 @@ _MAYBE_COPIES = ("reshape", "contiguous", "clone", "_unsafe_view")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operand:
-    """A tensor to make: integers lie in ``[0, below)``."""
+    """A tensor to make: integers lie in ``[0, below)``, from 0 upwards where they ``ascend``."""
 
     shape: tuple[int, ...]
     dtype: str
     requires_grad: bool
     below: int
+    ascend: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,15 +99,19 @@ def _target(op: Op, block: BlockClass, strategy: OpStrategy, ranks: int) -> Targ
     # A function of the runtime takes indices of the whole tensor.
     indexed = [t.shape for t in inputs] if strategy.call else shapes
     below = _below(op, block, inputs, indexed)
+    operands = [
+        Operand(shape=shape, dtype=t.dtype, requires_grad=t.requires_grad, below=below)
+        for t, shape in zip(inputs, shapes, strict=True)
+    ]
+    if "embedding_bag" in op.target:  # the third is where each bag begins among the second
+        bags = replace(operands[2], below=max(1, math.prod(shapes[1])), ascend=True)
+        operands[2] = bags
     return Target(
         signature=operator_signature(op, block, strategy, ranks),
         op=localize(op, block, strategy, ranks),
         call=strategy.call,
         ranks=ranks,
-        operands=tuple(
-            Operand(shape=shape, dtype=t.dtype, requires_grad=t.requires_grad, below=below)
-            for t, shape in zip(inputs, shapes, strict=True)
-        ),
+        operands=tuple(operands),
         tensors=tuple(first[name] for name in op.inputs),
         library=library_of(op.target),
     )
@@ -139,7 +145,8 @@ def targets_to_json(targets: Iterable[Target]) -> str:
                 "call": target.call,
                 "ranks": target.ranks,
                 "operands": [
-                    [list(o.shape), o.dtype, o.requires_grad, o.below] for o in target.operands
+                    [list(o.shape), o.dtype, o.requires_grad, o.below, o.ascend]
+                    for o in target.operands
                 ],
                 "tensors": target.tensors,
                 "library": target.library,

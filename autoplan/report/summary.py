@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from autoplan.ir.plan import BaselineRecord, Plan
+from autoplan.units import format_count
 
-__all__ = ["plan_summary", "provenance_counts"]
+__all__ = ["input_message", "plan_summary", "provenance_counts"]
 
 
 def plan_summary(
@@ -47,6 +48,11 @@ def plan_summary(
         "flop_per_step": prediction.flop_per_step,
         "peak_memory": prediction.peak_memory,
         "memory_limit": prediction.memory_limit,
+        "profile": plan.profile,
+        "calibration": None
+        if plan.calibration is None
+        else plan.calibration.model_dump(mode="json"),
+        "input": _input(plan),
         "mesh": plan.mesh.model_dump(mode="json"),
         "pipeline": {
             "schedule": plan.pipeline.schedule,
@@ -83,3 +89,27 @@ def _baseline(baseline: BaselineRecord) -> float | str:
     if baseline.step_time is None:
         return baseline.reason or "not priced"
     return baseline.step_time
+
+
+def input_message(plan: Plan) -> str:
+    """What the input path means for the plan, in one line; empty when nothing is known of it."""
+    if plan.input is None:
+        return ""
+    samples = plan.workload.global_batch
+    given = format_count(samples / plan.input.step_time)
+    wanted = format_count(samples / plan.expected_step_time)
+    if plan.is_input_bound:
+        return f"input-bound: the loader gives {given} samples/s, the plan could take {wanted}"
+    return f"the loader gives {given} samples/s, the plan takes {wanted}"
+
+
+def _input(plan: Plan) -> dict[str, object] | None:
+    if plan.input is None:
+        return None
+    return plan.input.model_dump(mode="json") | {
+        "bound": plan.is_input_bound,
+        "samples_per_second": plan.workload.global_batch / plan.input.step_time,
+        "plan_samples_per_second": plan.workload.global_batch / plan.expected_step_time,
+        "effective_step_time": max(plan.input.step_time, plan.expected_step_time),
+        "message": input_message(plan),
+    }

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from autoplan.ir.plan import Plan
 from autoplan.report.sharding import block_sharding, padded_parameters
-from autoplan.report.summary import provenance_counts
+from autoplan.report.summary import input_message, provenance_counts
 from autoplan.units import format_bytes, format_count, format_time
 
 __all__ = ["print_report", "report_lines"]
@@ -147,13 +147,18 @@ def _title(plan: Plan, glyphs: _Glyphs) -> list[str]:
 def _answer(
     plan: Plan, glyphs: _Glyphs, capture_time: float | None, solve_time: float | None
 ) -> list[str]:
-    prediction = plan.prediction
+    prediction, calibration = plan.prediction, plan.calibration
+    step_time = plan.expected_step_time
+    if plan.input is not None:
+        step_time = max(step_time, plan.input.step_time)
+    ratio = step_time / prediction.step_time
     rate = (
-        f"{format_count(prediction.tokens_per_second)} tokens/s"
+        f"{format_count(prediction.tokens_per_second / ratio)} tokens/s"
         if plan.workload.seq_len
-        else f"{format_count(prediction.samples_per_second)} samples/s"
+        else f"{format_count(prediction.samples_per_second / ratio)} samples/s"
     )
-    peak = format_bytes(prediction.peak_memory)
+    memory = prediction.peak_memory if calibration is None else calibration.peak_memory
+    peak = format_bytes(memory)
     took = " + ".join(
         f"{what} {format_time(seconds)}"
         for what, seconds in (("capture", capture_time), ("solve", solve_time))
@@ -172,12 +177,37 @@ def _answer(
         "interrupted": "stopped by an interrupt",
     }[prediction.termination]
     return [
-        _row("step time", format_time(prediction.step_time), rate, f"MFU {prediction.mfu:.1%}"),
+        _row(
+            "step time",
+            format_time(step_time),
+            rate,
+            f"MFU {prediction.mfu / ratio:.1%}",
+        ),
+        *_calibrated(plan),
+        *_input(plan),
         _row("memory", f"{peak} of {format_bytes(prediction.memory_limit)} on the fullest rank"),
         _row("optimality", optimality),
         *([_row("", ended)] if ended else []),
         *([_row("took", took)] if took else []),
     ]
+
+
+def _calibrated(plan: Plan) -> list[str]:
+    calibration = plan.calibration
+    if calibration is None:
+        return []
+    runs = "1 run" if calibration.runs == 1 else f"{calibration.runs} runs"
+    alone = f"the model alone says {format_time(plan.prediction.step_time)}"
+    lines = [_row("", f"calibrated x{calibration.step_time_ratio:.3g} from {runs}; {alone}")]
+    if calibration.memory_ratio is not None:
+        alone = f"the model alone says {format_bytes(plan.prediction.peak_memory)}"
+        lines.append(_row("", f"memory x{calibration.memory_ratio:.3g} too; {alone}"))
+    return lines
+
+
+def _input(plan: Plan) -> list[str]:
+    message = input_message(plan)
+    return [_row("input", message)] if message else []
 
 
 def _mesh(plan: Plan, glyphs: _Glyphs) -> list[str]:
@@ -195,9 +225,18 @@ def _mesh(plan: Plan, glyphs: _Glyphs) -> list[str]:
             f"ZeRO {plan.zero}",
             f"recompute {plan.recompute}",
             plan.workload.dtype,
+            _update(plan),
         ),
         *([_row("fixed", f"{pins} (by the user)")] if pins else []),
     ]
+
+
+def _update(plan: Plan) -> str:
+    """Optimizer, where it isn't the default with float32 masters."""
+    workload = plan.workload
+    name = "" if workload.optimizer == "adamw" else workload.optimizer
+    masters = "" if workload.master_weights == "float32" else "no float32 masters"
+    return ", ".join(part for part in (name, masters) if part)
 
 
 def _time(plan: Plan, glyphs: _Glyphs) -> list[str]:

@@ -23,6 +23,7 @@ from .indexing import (
     partial_index_put,
     partial_scatter_add,
 )
+from .leave import leave
 from .linear import (
     row_parallel_addbmm,
     row_parallel_addmm,
@@ -146,6 +147,7 @@ __all__ = [
     "initial_value",
     "initialise",
     "join_parameter",
+    "leave",
     "load_buffer",
     "local_shape",
     "main",

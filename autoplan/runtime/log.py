@@ -54,6 +54,8 @@ class StepLog:
         )
         if self._path is not None:
             record = {
+                "plan": plan.digest,
+                "ranks": plan.ranks,
                 "step": step,
                 "loss": result.loss,
                 "grad_norm": result.grad_norm,

@@ -2,7 +2,7 @@
 
 ZeRO 2 and 3 (FSDP2) hold float32 shards already and need nothing of this. ZeRO 0 and 1 hold
 whole parameters in the compute dtype: `FlatOptimizer` lays them out in one buffer a group,
-keeps a float32 master of this rank's range of it, updates that, and gathers the ranges.
+keeps a float32 master of this rank's range of it (or none), updates that, and gathers the ranges.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from .axis import Axis
 from .collectives import gather_flat
+from .moments import ChunkedAdamW
 
 __all__ = ["FlatOptimizer", "Optimizer", "ShardedOptimizer", "learning_rate"]
 
@@ -29,12 +30,20 @@ def learning_rate(step: int, *, peak: float, warmup: int, steps: int, floor: flo
     return peak * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-def _inner(name: str, groups: list[dict[str, Any]], rate: float) -> torch.optim.Optimizer:
+def _inner(
+    name: str, groups: list[dict[str, Any]], rate: float, *, master: bool = True
+) -> torch.optim.Optimizer:
+    bits = {"adamw": 32, "adamw-bf16": 16, "adamw-8bit": 8}.get(name)
+    if bits is not None and (bits < 32 or not master):
+        return ChunkedAdamW(groups, rate=rate, bits=bits)
     if name == "adamw":
         # One pass over the states instead of one for each of a dozen operators.
         return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), eps=1e-8, fused=True)
-    if name == "sgd":
-        return torch.optim.SGD(groups, lr=rate, fused=True)
+    if name in ("sgd", "sgd-momentum"):
+        # Torch has no fused SGD of DTensors.
+        whole = not any(isinstance(p, DTensor) for group in groups for p in group["params"])
+        momentum = 0.9 if name == "sgd-momentum" else 0.0
+        return torch.optim.SGD(groups, lr=rate, momentum=momentum, fused=whole)
     raise ValueError(f"unknown optimizer {name!r}")
 
 
@@ -70,6 +79,17 @@ class Optimizer:
     def refresh(self) -> None:
         """Take over parameter values that were changed from outside."""
 
+    def state_tensors(self) -> list[Tensor]:
+        """What is kept beside the parameters from step to step, masters and moments.
+
+        Torch's counters of steps, a scalar a tensor, are left out.
+        """
+        if isinstance(self.inner, ChunkedAdamW):
+            return self.inner.state_tensors()
+        held = (v for state in self.inner.state.values() for v in state.values())
+        tensors = [v for v in held if isinstance(v, Tensor) and v.dim() > 0]
+        return [v.to_local() if isinstance(v, DTensor) else v for v in tensors]
+
 
 class ShardedOptimizer(Optimizer):
     """Torch's optimizer on parameters that are float32 already (FSDP2 shards)."""
@@ -97,7 +117,7 @@ class ShardedOptimizer(Optimizer):
 class _Flat:
     """Parameters of one group as views into a buffer, and the float32 master of a range of it."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], axis: Axis) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], axis: Axis, *, master: bool) -> None:
         self.parameters, self.axis = list(parameters), axis
         numel = sum(p.numel() for p in parameters)
         self.length = -(-numel // axis.size)
@@ -113,8 +133,9 @@ class _Flat:
             offset += parameter.numel()
         self.start = axis.rank * self.length
         own = self.own()
-        # Parameters that are precise enough are their own master.
-        self.master = nn.Parameter(own.to(torch.promote_types(own.dtype, torch.float32)))
+        # Parameters that are precise enough, or meant to be, are their own master.
+        wide = torch.promote_types(own.dtype, torch.float32) if master else own.dtype
+        self.master = nn.Parameter(own.to(wide))
 
     def own(self) -> Tensor:
         return self.buffer[self.start : self.start + self.length]
@@ -152,17 +173,18 @@ class FlatOptimizer(Optimizer):
         name: str,
         rate: float,
         weight_decay: float,
+        master: bool = True,
     ) -> None:
         self._flats: list[_Flat] = []
         groups = []
         for decays, chosen in _split(parameters):
             for dtype in sorted({p.dtype for p in chosen}, key=str):
-                flat = _Flat([p for p in chosen if p.dtype == dtype], axis)
+                flat = _Flat([p for p in chosen if p.dtype == dtype], axis, master=master)
                 self._flats.append(flat)
                 groups.append(
                     {"params": [flat.master], "weight_decay": weight_decay if decays else 0.0}
                 )
-        self.inner = _inner(name, groups, rate)
+        self.inner = _inner(name, groups, rate, master=master)
 
     def step(self) -> None:
         """Update this rank's range, then gather the ranges of all."""
@@ -178,3 +200,12 @@ class FlatOptimizer(Optimizer):
         """Take over parameter values that were changed from outside."""
         for flat in self._flats:
             flat.master.copy_(flat.own())
+
+    def state_tensors(self) -> list[Tensor]:
+        """Masters that are tensors of their own, and moments."""
+        masters = [
+            flat.master.detach()
+            for flat in self._flats
+            if flat.master.data_ptr() != flat.own().data_ptr()
+        ]
+        return [*masters, *super().state_tensors()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,6 +52,8 @@ class ProgramPlan:
     mfu: float
     peak_memory: int
     graph: Mapping[str, Any]
+    digest: str = ""
+    master_weights: str = "float32"
 
     @property
     def ranks(self) -> int:
@@ -135,6 +138,7 @@ def read_plan(path: Path) -> ProgramPlan:
 def _view(raw: Mapping[str, Any]) -> ProgramPlan:
     mesh, pipeline, workload = raw["mesh"], raw["pipeline"], raw["workload"]
     cluster, prediction = raw["cluster"], raw["prediction"]
+    shown = raw.get("calibration") or prediction  # what the report says the run takes
     return ProgramPlan(
         name=raw["graph"]["name"],
         pp=mesh["pp"],
@@ -154,8 +158,26 @@ def _view(raw: Mapping[str, Any]) -> ProgramPlan:
         cluster=cluster["spec"],
         accelerator=cluster["accelerator"],
         ranks_per_node=cluster["ranks_per_node"],
-        step_time=prediction["step_time"],
-        mfu=prediction["mfu"],
-        peak_memory=prediction["peak_memory"],
+        step_time=shown["step_time"],
+        mfu=prediction["mfu"] * prediction["step_time"] / shown["step_time"],
+        peak_memory=shown["peak_memory"],
         graph=raw["graph"],
+        digest=_digest(raw),
+        master_weights=workload.get("master_weights", "float32"),
     )
+
+
+def _digest(raw: Mapping[str, Any]) -> str:
+    """What the log names the plan by; `autoplan.ir.identity` computes the same."""
+    mesh, pipeline, workload = raw["mesh"], raw["pipeline"], raw["workload"]
+    values = [
+        raw["model"]["digest"],
+        raw["cluster"]["digest"],
+        [mesh["pp"], mesh["dp_replicate"], mesh["dp_shard"], mesh["tp"]],
+        [pipeline["schedule"], pipeline["microbatches"], pipeline["micro_batch_size"]],
+        [[stage["first"], stage["last"]] for stage in pipeline["stages"]],
+        [workload["global_batch"], workload["seq_len"], workload["dtype"], workload["optimizer"]],
+        workload.get("master_weights", "float32"),
+        [raw["zero"], raw["recompute"]],
+    ]
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:32]

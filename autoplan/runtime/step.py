@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from .axis import SINGLE, Axis
 from .clip import clip_gradients, gradient_norm, local_gradient
 from .data_parallel import accumulate, materialise, shard_stage, uses_fsdp, wrap_ddp
+from .failure import InvalidFile
 from .mesh import MeshAxes
 from .optimizer import FlatOptimizer, Optimizer, ShardedOptimizer
 from .parameters import ParameterSpec, deferred_parameters, initial_value
@@ -81,6 +82,8 @@ class Trainer:
         fsdp = uses_fsdp(plan.zero, axes)
         with deferred_parameters() if fsdp else nullcontext():
             self.stage = program.build_stage(axes.pp.rank, axes.tp, device)
+        if fsdp and plan.master_weights != "float32":
+            raise InvalidFile(f"ZeRO {plan.zero} shards are float32, the plan has no such masters")
         if fsdp:
             shard_stage(self.stage, axes, zero=plan.zero)
             materialise(self.stage, device)
@@ -95,6 +98,7 @@ class Trainer:
                 name=plan.optimizer,
                 rate=rate,
                 weight_decay=weight_decay,
+                master=plan.master_weights == "float32",
             )
             self.module = wrap_ddp(self.stage, axes)
         if values is None:

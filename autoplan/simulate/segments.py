@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autoplan.ir.overlap import overlapped_time
 from autoplan.schedules import Action, ActionKind
 from autoplan.simulate.costs import DataParallel, Gathering, Reduction, StageCost
 
-__all__ = ["Segment", "Segments", "overlapped_time", "side_by_side"]
+__all__ = ["Segment", "Segments", "side_by_side"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +81,6 @@ class Segments:
                 )
             )
         return tuple(segments)
-
-
-def overlapped_time(
-    compute: float, network: float, compute_slow_down: float, network_slow_down: float
-) -> float:
-    """Seconds of kernels beside collectives: both slowed while both run, the rest at full speed.
-
-    >>> overlapped_time(2.0, 2.0, 1.25, 1.25), overlapped_time(2.0, 3.0, 1.0, 1.0)
-    (2.5, 3.0)
-    """
-    slowed = compute * compute_slow_down, network * network_slow_down
-    if slowed[0] <= slowed[1]:
-        return slowed[0] + network - slowed[0] / network_slow_down
-    return slowed[1] + compute - slowed[1] / compute_slow_down
 
 
 def side_by_side(

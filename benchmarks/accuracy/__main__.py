@@ -2,6 +2,9 @@
 
 ``python -m benchmarks.accuracy published DIR`` prices the published runs of a folder of CSV files,
 each pinned to what was run, and prints errors by file and accelerator.
+
+``python -m benchmarks.accuracy local`` runs a grid of plans on two CPU ranks and compares step time
+and the bytes of tensors.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import json
 import sys
 from pathlib import Path
 
-from autoplan.errors import AutoplanError
+from autoplan.errors import AutoplanError, InputError, UsageError
 from benchmarks.accuracy.published import compare_files
 from benchmarks.accuracy.table import as_json, as_text
 
@@ -20,6 +23,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Exit code."""
     args = _parser().parse_args(arguments)
     try:
+        if args.command == "local":
+            return _local(args)
         results = compare_files(args.folder, only=args.only, progress=_say)
     except AutoplanError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -31,12 +36,42 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description=__doc__)
-    commands = parser.add_subparsers(required=True)
+    commands = parser.add_subparsers(required=True, dest="command")
     published = commands.add_parser("published", help="price published runs as they were run")
     published.add_argument("folder", type=Path, metavar="DIR", help="folder of CSV files")
     published.add_argument("--only", nargs="+", default=[], metavar="FILE", help="these, by stem")
     published.add_argument("--json", action="store_true", help="print every row as JSON")
+    local = commands.add_parser("local", help="run plans on two CPU ranks")
+    local.add_argument("--only", nargs="+", default=[], metavar="NAME", help="part of rows' names")
+    local.add_argument("--what", choices=("time", "memory", "both"), default="both")
+    local.add_argument("--steps", type=int, default=5, help="timed steps a round (default 5)")
+    local.add_argument("--rounds", type=int, default=3, help="times each row is run (default 3)")
+    local.add_argument("--profile", type=Path, help="measured profile of this machine")
+    local.add_argument("--json", type=Path, metavar="FILE", help="written after every run")
     return parser
+
+
+def _local(args: argparse.Namespace) -> int:
+    """Exit code: 1 when a row failed."""
+    from benchmarks.accuracy.local import chosen_rows, run_local
+    from benchmarks.accuracy.local_table import text
+
+    for name in ("steps", "rounds"):
+        if getattr(args, name) < 1:
+            raise UsageError(f"--{name} must be at least 1")
+    if args.json is not None and not args.json.absolute().parent.is_dir():
+        raise InputError(f"cannot write {args.json}: {args.json.parent} is no folder")
+    document = run_local(
+        chosen_rows(args.only),
+        steps=args.steps,
+        rounds=args.rounds,
+        what=("time", "memory") if args.what == "both" else (args.what,),
+        profile=args.profile,
+        output=args.json,
+        progress=_say,
+    )
+    sys.stdout.write(text(document))
+    return 1 if any("error" in row for row in document["rows"].values()) else 0
 
 
 def _say(text: str) -> None:

@@ -2,10 +2,13 @@
 
 It stands for Megatron-LM, MPT, NeMo and the like in prices; nobody trains it. Where those systems
 fuse a chain of pointwise operators into one kernel, one operator with the same bytes stands for
-it: a scaled, masked softmax is a softmax, a rotary embedding is a product with a number.
+it: a scaled, masked softmax is a softmax, a rotary embedding is a product with a number, and so
+is a gather of rows that are all kept.
 Megatron's fused softmax needs a number of matrices that 4 divides; where it doesn't, the scores
-are cast to float32, scaled, masked and cast back one after another. Query, key and value lie
-together by head in one projection, as in Megatron-LM.
+are cast to float32, scaled, masked and cast back one after another. Its loss over split
+vocabularies takes maximum, difference, exponential, sum and quotient in kernels of their own,
+which move as many bytes as a log-softmax and one product more. Query, key and value lie together
+by head in one projection, as in Megatron-LM.
 """
 
 from __future__ import annotations
@@ -22,10 +25,10 @@ class Attention(nn.Module):
 
     def __init__(
         self, *, hidden: int, heads: int, kv_heads: int, head: int, bias: bool, flash: bool,
-        rotary: bool, dropout: float, fused_softmax: bool,
+        rotary: bool, dropout: float, fused_softmax: bool, unpads: bool,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.fused_softmax = fused_softmax
+        self.fused_softmax, self.unpads = fused_softmax, unpads
         self.groups, self.each, self.head = kv_heads, heads // kv_heads, head
         self.flash, self.rotary = flash, rotary
         self.qkv = nn.Linear(hidden, (heads + 2 * kv_heads) * head, bias=bias)
@@ -40,10 +43,14 @@ class Attention(nn.Module):
         q, k, v = (part.reshape(size, length, -1, self.head).transpose(1, 2) for part in (q, k, v))
         if self.rotary:
             q, k = q * 0.5, k * 0.5
+        if self.unpads:
+            q, k, v = q * 0.5, k * 0.5, v * 0.5
         if self.flash:
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.each > 1)
         else:
             y = self.dropout(self._softmax(q @ k.transpose(2, 3))) @ v
+        if self.unpads:
+            y = y * 0.5
         out: Tensor = self.out(y.transpose(1, 2).reshape(size, length, -1))
         return out
 
@@ -83,13 +90,13 @@ class Layer(nn.Module):
     def __init__(
         self, *, hidden: int, heads: int, kv_heads: int, head: int, ffn: int, bias: bool,
         flash: bool, rotary: bool, gated: bool, squared: bool, rms: bool, dropout: float,
-        fused_softmax: bool,
+        fused_softmax: bool, unpads: bool,
     ) -> None:  # fmt: skip
         super().__init__()
         self.first = _norm(hidden, rms=rms, bias=bias)
         self.attention = Attention(
             hidden=hidden, heads=heads, kv_heads=kv_heads, head=head, bias=bias, flash=flash,
-            rotary=rotary, dropout=dropout, fused_softmax=fused_softmax,
+            rotary=rotary, dropout=dropout, fused_softmax=fused_softmax, unpads=unpads,
         )  # fmt: skip
         self.second = _norm(hidden, rms=rms, bias=bias)
         self.mlp = Mlp(hidden=hidden, ffn=ffn, bias=bias, gated=gated, squared=squared)
@@ -108,9 +115,10 @@ class Decoder(nn.Module):
         self, *, vocab: int, hidden: int, layers: int, heads: int, kv_heads: int, head: int,
         ffn: int, positions: int, tied: bool, bias: bool, flash: bool, rotary: bool, gated: bool,
         squared: bool, rms: bool, dropout: float, embedding_norm: bool,
-        fused_softmax: bool,
+        fused_softmax: bool, eager_loss: bool, unpads: bool,
     ) -> None:  # fmt: skip
         super().__init__()
+        self.eager_loss = eager_loss
         self.tokens = nn.Embedding(vocab, hidden)
         self.positions = nn.Parameter(torch.empty(positions, hidden)) if positions else None
         self.embedding_norm = _norm(hidden, rms=rms, bias=bias) if embedding_norm else None
@@ -119,7 +127,7 @@ class Decoder(nn.Module):
             Layer(
                 hidden=hidden, heads=heads, kv_heads=kv_heads, head=head, ffn=ffn, bias=bias,
                 flash=flash, rotary=rotary, gated=gated, squared=squared, rms=rms,
-                dropout=dropout, fused_softmax=fused_softmax,
+                dropout=dropout, fused_softmax=fused_softmax, unpads=unpads,
             )
             for _ in range(layers)
         )  # fmt: skip
@@ -139,6 +147,8 @@ class Decoder(nn.Module):
         for layer in self.layers:
             x = layer(x)
         logits = self.head(self.norm(x)).float()
+        if self.eager_loss:
+            logits = logits * 0.5
         return F.cross_entropy(logits.view(-1, logits.shape[-1]), labels.view(-1))
 
 
@@ -151,13 +161,15 @@ def decoder(
     head: int = 0, positions: int = 0, tied: bool = True, bias: bool = True, flash: bool = False,
     rotary: bool = False, gated: bool = False, squared: bool = False, rms: bool = False,
     dropout: float = 0.1, embedding_norm: bool = False, fused_softmax: bool = True,
+    eager_loss: bool = False, unpads: bool = False,
 ) -> Decoder:  # fmt: skip
     """Decoder of those sizes; the other arguments say which kernels it runs."""
     return Decoder(
         vocab=vocab, hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads or heads,
         head=head or hidden // heads, ffn=ffn, positions=positions, tied=tied, bias=bias,
         flash=flash, rotary=rotary, gated=gated, squared=squared, rms=rms, dropout=dropout,
-        embedding_norm=embedding_norm, fused_softmax=fused_softmax,
+        embedding_norm=embedding_norm, fused_softmax=fused_softmax, eager_loss=eager_loss,
+        unpads=unpads,
     )  # fmt: skip
 
 

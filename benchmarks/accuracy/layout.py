@@ -8,7 +8,7 @@ that converts least.
 
 from __future__ import annotations
 
-from autoplan.costs.block import block_cost
+from autoplan.costs.block import NO_CALLS, HostCalls, block_cost
 from autoplan.costs.resharding import conversion_time
 from autoplan.costs.terms import op_term, required_states
 from autoplan.ir.graph import BlockClass, Graph, Op, TensorKind
@@ -30,7 +30,9 @@ def tp_group(tp: int, cluster: Cluster) -> Group:
     return spread(tp, 1, cluster.sizes, world=cluster.ranks)
 
 
-def megatron_point(graph: Graph, tp: int, cluster: Cluster, *, sequence: bool) -> ModelPoint:
+def megatron_point(
+    graph: Graph, tp: int, cluster: Cluster, *, sequence: bool, calls: HostCalls = NO_CALLS
+) -> ModelPoint:
     """Megatron's strategies of every class of blocks, and what they cost."""
     boundary: Placement = Shard(_SEQUENCE) if sequence and tp > 1 else Replicate()
     group = tp_group(tp, cluster)
@@ -41,7 +43,7 @@ def megatron_point(graph: Graph, tp: int, cluster: Cluster, *, sequence: bool) -
             for names in (block.inputs, block.outputs)
         )
         chosen = megatron_strategies(block, group, cluster, boundary)
-        costs.append(block_cost(block, chosen, *sides, group, cluster))
+        costs.append(block_cost(block, chosen, *sides, group, cluster, calls=calls))
         ends.append(sides)
     return ModelPoint(
         boundary=boundary,

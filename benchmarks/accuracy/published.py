@@ -11,6 +11,7 @@ from autoplan.capture import capture, load_model
 from autoplan.capture.captured import Captured
 from autoplan.errors import InputError
 from autoplan.ir.graph import dtype_size
+from autoplan.ir.optimizer import UPDATE_RULES
 from autoplan.solver.blocks import ModelPoint
 from autoplan.solver.pricing import Overflow, Priced, price
 from benchmarks.accuracy.layout import megatron_point
@@ -69,13 +70,15 @@ class _Pricer:
         spec = (run.cluster.accelerator.name, run.cluster.ranks_per_node, run.cluster.inter)
         key = (shape, spec, configuration.micro_batch_size, row.tp, row.sequence)
         if key not in self._points:
-            self._points[key] = megatron_point(graph, row.tp, run.cluster, sequence=row.sequence)
+            self._points[key] = megatron_point(
+                graph, row.tp, run.cluster, sequence=row.sequence, calls=run.calls
+            )
         result = price(
             graph,
             configuration,
             self._points[key],
             run.cluster,
-            adam=True,
+            update=UPDATE_RULES["adamw"],
             memory_limit=_NO_LIMIT,
             cut=run.cut,
         )

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from autoplan.costs.block import NO_CALLS, HostCalls
 from autoplan.costs.data_parallel import GradientSync
 from autoplan.ir.hardware import Cluster
 from autoplan.ir.mesh import Mesh
@@ -28,10 +29,17 @@ Kernels = dict[str, int | float | bool]
 _INFINIBAND_SHARE = 0.97
 _ROCE_SHARE = 0.75
 _VTRAIN_VOCAB = 50257  # vocab_size in src/config.py of VIA-Research/vTrain@f8dda84
+# What Megatron-LM pads a vocabulary to, times tp (--make-vocab-size-divisible-by's default).
+_VOCAB_MULTIPLE = 128
 # Seconds in which the host issued an operator of Megatron's layers in 2022: OPT-175B took 95 ms
 # for a token on 8 A100, 66 ms in a CUDA graph (facebookresearch/metaseq pull request 270), 96
 # layers of 26 operators and 2 all-reduces (autoplan's capture of OPT-175B, its layers fused).
 _MEGATRON_DISPATCH = 95e-3 / 96 / 28
+# Megatron-LM's tensor parallelism wraps a collective into an autograd function that does nothing
+# in the other pass (megatron/mpu/mappings.py), and its data parallelism adds gradients to
+# a buffer in a hook on each parameter (megatron/model/distributed.py).
+_MEGATRON_CALLS = HostCalls(functions=1, hooks=1)
+_MEGATRON = ("vtrain", "bloom_prequel")
 # Part of the peak that FlashAttention 1 reaches, which llm-foundry[gpu] installed in 2023: 25 to
 # 40 % on the A100 (arXiv 2307.08691, abstract). It issues the A100's instructions on the H100 too,
 # as version 2 does, whose rates there are 327.9 and 179.5 TFLOP/s (profiles/hardware).
@@ -54,6 +62,7 @@ class Run:
     configuration: Configuration
     cluster: Cluster
     cut: StageCut | None
+    calls: HostCalls
 
 
 def run_of(row: Row) -> Run:
@@ -88,6 +97,7 @@ def run_of(row: Row) -> Run:
         configuration=configuration,
         cluster=_with_software(_cluster(row), row),
         cut=_cut(row),
+        calls=_MEGATRON_CALLS if row.file in _MEGATRON else NO_CALLS,
     )
 
 
@@ -146,7 +156,7 @@ def _cluster(row: Row) -> Cluster:
 def _with_software(cluster: Cluster, row: Row) -> Cluster:
     """The cluster as the row's software drives it."""
     device = cluster.accelerator
-    if row.file in ("vtrain", "bloom_prequel"):
+    if row.file in _MEGATRON:
         device = replace(device, dispatch_latency=_MEGATRON_DISPATCH)
     if row.file == "llm_foundry":
         device = replace(device, attention_efficiency=_FIRST_FLASH[device.name[:4]])
@@ -179,16 +189,22 @@ def _shape(row: Row) -> Kernels:
 
 
 def _megatron(row: Row) -> tuple[Kernels, int, GradientSync]:
-    """Megatron-LM of 2022: scores in memory, learned positions, gradients summed at the end."""
-    vocab = -(-(row.vocab or _VTRAIN_VOCAB) // row.tp) * row.tp
-    kernels = _shape(row) | {"vocab": vocab, "positions": row.seq_len}
+    """Megatron-LM of 2022: scores in memory, learned positions, gradients summed at the end.
+
+    Whether the vocabulary was padded is not stated. The rows say that it was where it is split:
+    by differences of rows, embedding and head of hidden size 2048 take 7.8 ms a sample with
+    tp 1, as an odd number of words would, but 2.2 ms with tp 2.
+    """
+    multiple = _VOCAB_MULTIPLE * row.tp if row.tp > 1 else 1
+    vocab = -(-(row.vocab or _VTRAIN_VOCAB) // multiple) * multiple
+    kernels = _shape(row) | {"vocab": vocab, "positions": row.seq_len, "eager_loss": True}
     kernels["fused_softmax"] = _has_fused_softmax(row)
     return kernels, 0, GradientSync(overlaps=False)
 
 
 def _bloom(row: Row) -> tuple[Kernels, int, GradientSync]:
     """Megatron-DeepSpeed: the same kernels, ZeRO-1 at the end of the step."""
-    kernels = _shape(row) | {"positions": row.seq_len, "dropout": 0.0}
+    kernels = _shape(row) | {"positions": row.seq_len, "dropout": 0.0, "eager_loss": True}
     kernels["fused_softmax"] = _has_fused_softmax(row)
     itemsize = 4 if row.dtype == "bfloat16" else 2
     zero = 0 if row.zero.startswith("zero0") else 1
@@ -202,9 +218,13 @@ def _has_fused_softmax(row: Row) -> bool:
 
 
 def _foundry(row: Row) -> tuple[Kernels, int, GradientSync]:
-    """MPT under FSDP: no biases, flash attention; PURE reduces gradients in bfloat16."""
+    """MPT under FSDP: no biases, flash attention; PURE reduces gradients in bfloat16.
+
+    Around the attention it takes padding out of query, key and value and puts it back, gathers
+    that copy them though no row is padding (mosaicml/llm-foundry@00ef82a, flash_attn_fn).
+    """
     kernels = _shape(row) | {
-        "positions": row.seq_len, "bias": False, "flash": True, "dropout": 0.0,
+        "positions": row.seq_len, "bias": False, "flash": True, "dropout": 0.0, "unpads": True,
     }  # fmt: skip
     zero = 3 if "zero3" in row.zero else 2
     return kernels, zero, GradientSync(itemsize=2 if "PURE" in row.precision else 4)

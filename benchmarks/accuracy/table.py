@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import statistics
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
@@ -12,6 +13,8 @@ from benchmarks.accuracy.statistics import Errors, errors, sweeps
 __all__ = ["as_json", "as_text"]
 
 _WORST = 5
+_FAR = 0.3  # an error that wants a reason
+_MANY_RANKS = 512
 Json = dict[str, object]
 
 
@@ -23,6 +26,8 @@ def as_text(results: Sequence[FileResult]) -> str:
         lines += _error_lines(result.compared)
         for name, (rows, rho, tau) in _sweeps(result.compared).items():
             lines.append(f"  ranking   {name:<42} {rows:>4} rows  rho {rho:5.2f}  tau {tau:5.2f}")
+        for reason, count in _far_off(result.compared).most_common():
+            lines.append(f"  over 30 % {count:>4} rows  {reason}")
         for row in _worst(result.compared):
             lines.append(
                 f"  worst     {row.row.id:<10} {row.time_error:+7.1%}  "
@@ -99,15 +104,52 @@ def _by_device(
 
 
 def _sweeps(rows: Sequence[Compared]) -> dict[str, tuple[int, float, float]]:
+    """Rankings; a plan that ran several times counts once, by its median."""
     measured: dict[str, list[float]] = {}
     predicted: dict[str, list[float]] = {}
+    for runs in _by_plan(rows).values():
+        row = runs[0]
+        # By sample: a larger batch takes longer, whatever the plan.
+        batch = max(1, row.row.global_batch)
+        median = statistics.median(run.row.step_time for run in runs)
+        measured.setdefault(row.row.sweep, []).append(median / batch)
+        predicted.setdefault(row.row.sweep, []).append(row.priced.step_time / batch)
+    return sweeps(measured, predicted)
+
+
+def _by_plan(rows: Sequence[Compared]) -> dict[tuple[object, ...], list[Compared]]:
+    """Rows of one plan of one model together, those with a step time."""
+    plans: dict[tuple[object, ...], list[Compared]] = defaultdict(list)
     for row in rows:
         if row.row.step_time:
-            # By sample: a larger batch takes longer, whatever the plan.
-            batch = max(1, row.row.global_batch)
-            measured.setdefault(row.row.sweep, []).append(row.row.step_time / batch)
-            predicted.setdefault(row.row.sweep, []).append(row.priced.step_time / batch)
-    return sweeps(measured, predicted)
+            plan = row.priced.configuration
+            plans[row.row.sweep, plan, row.row.ranks, row.priced.step_time].append(row)
+    return plans
+
+
+def _far_off(rows: Sequence[Compared]) -> Counter[str]:
+    """Rows over the error that wants a reason, by the part of the run that isn't priced."""
+    reasons: Counter[str] = Counter()
+    for runs in _by_plan(rows).values():
+        times = [run.row.step_time for run in runs]
+        spread = max(times) / min(times) - 1
+        for run in runs:
+            if abs(run.time_error) > _FAR:
+                reasons[_reason(run, spread)] += 1
+    return reasons
+
+
+def _reason(row: Compared, spread: float) -> str:
+    plan = row.priced.configuration
+    if spread > _FAR / 2:
+        return "the same plan's runs differ by over 15 %"
+    if row.row.ranks >= _MANY_RANKS:
+        return f"{_MANY_RANKS} ranks or more: networks shared by many nodes, stragglers"
+    if plan.mesh.tp > 1:
+        return "tensor parallel ranks wait for each other at every collective"
+    if plan.zero >= 2:
+        return "few tokens a rank: compute slows down beside gathers and reductions"
+    return "not explained"
 
 
 def _worst(rows: Sequence[Compared]) -> list[Compared]:

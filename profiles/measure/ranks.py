@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -12,7 +13,13 @@ from pathlib import Path
 import autoplan
 from autoplan.errors import AutoplanError
 
-__all__ = ["run_ranks"]
+__all__ = ["RankFailed", "run_ranks"]
+
+
+class RankFailed(AutoplanError):
+    """A rank that measures ended with a code other than 0, or was ``killed`` (SIGKILL)."""
+
+    killed = False
 
 
 def run_ranks(
@@ -27,7 +34,7 @@ def run_ranks(
     """Run ``python -m module`` with the arguments of each rank; ``progress`` gets rank 0's lines.
 
     All are stopped after ``timeout`` seconds, and when this process is interrupted. A rank that
-    fails is an `AutoplanError` with the last line of its log in ``folder``.
+    fails is a `RankFailed` with the last line of its log in ``folder``.
     """
     environment = dict(os.environ)
     package = str(Path(autoplan.__file__).resolve().parent.parent)
@@ -62,13 +69,16 @@ def run_ranks(
             worker.wait()
             if worker.stdout is not None:
                 worker.stdout.close()
-    for rank, code in enumerate(codes):
+    # A rank that was killed takes the others, which lose the connection, with it.
+    for rank, code in sorted(enumerate(codes), key=lambda pair: pair[1] != -signal.SIGKILL):
         if code != 0:
             last = logs[rank].read_text(errors="replace").strip().splitlines()[-1:]
-            raise AutoplanError(
+            failed = RankFailed(
                 f"measuring failed on rank {rank} with code {code}: {''.join(last) or 'no output'}",
                 hint="fewer ranks, or a machine with more free memory, may do",
             )
+            failed.killed = code == -signal.SIGKILL
+            raise failed
 
 
 def _kill(workers: list[subprocess.Popen[str]]) -> None:

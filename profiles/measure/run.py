@@ -16,10 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from pydantic import ValidationError
 
-from autoplan.errors import UsageError
+from autoplan.errors import AutoplanError, UsageError
+from autoplan.profiles.applied import fits_of
 from autoplan.profiles.measure.ranks import run_ranks
 from autoplan.profiles.measured import MeasuredProfile
+from autoplan.profiles.schema import first_error, write_record
 
 __all__ = ["Machine", "measure_cpu", "this_machine", "write_profile"]
 
@@ -83,13 +86,24 @@ def measure_cpu(
     size = "tiny" if tiny else "quick" if quick else "full"
     with tempfile.TemporaryDirectory(prefix="autoplan-profile-") as folder:
         timings = _run_workers(ranks, machine.threads, size, Path(folder), progress or _silent)
+    try:
+        profile = _profile(machine, timings)
+    except ValidationError as error:
+        raise AutoplanError(
+            f"measuring gave timings that can't be: {first_error(error)}",
+            hint="measure again while nothing else keeps the machine busy",
+        ) from error
+    return profile.model_copy(update={"fits": fits_of(profile.collectives)})
+
+
+def _profile(machine: Machine, timings: dict[str, object]) -> MeasuredProfile:
     return MeasuredProfile.model_validate(
         {
-            "schema_version": 1,
+            "schema_version": 2,
             "device": "cpu",
             "device_name": machine.name,
             "cores": machine.cores,
-            "ranks": ranks,
+            "ranks": machine.ranks,
             "threads_per_rank": machine.threads,
             "torch": machine.torch,
             "date": datetime.date.today().isoformat(),
@@ -101,16 +115,7 @@ def measure_cpu(
 
 def write_profile(profile: MeasuredProfile, path: Path) -> None:
     """Write a profile as JSON; readers never see half of it."""
-    text = profile.model_dump_json(indent=2) + "\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_record(profile, path)
 
 
 def _silent(text: str) -> None:

@@ -1,18 +1,21 @@
 """One rank of a measurement: ``python -m autoplan.profiles.measure.worker RANK RANKS ...``.
 
 Every timing is the median of repeats after warm-up, started on all ranks together and
-averaged over them. Rank 0 writes the result and prints what is being measured.
+averaged over them, with its spread; what varies, or fell into a slow spell of the machine, is
+measured again (`measure.steady`). Rank 0 writes the result and prints what is being measured.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
+import socket
 import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -21,11 +24,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from autoplan.profiles.measure.collectives import COLLECTIVES, Make
+from autoplan.profiles.measure.overlap import measure_overlap
+from autoplan.profiles.measure.steady import Measured, Sample, measure_steadily, sample_of
+
 __all__ = ["main"]
 
 KiB, MiB = 2**10, 2**20
 _COLD = 64 * MiB
 _MAX_COPIES = 512
+_REFERENCE_RUNS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +43,8 @@ class _Sizes:
     copies: tuple[int, ...]
     payloads: tuple[int, ...]
     sequence: int
+    reference: int
+    overlap: int
 
 
 _SIZES = {
@@ -44,6 +54,8 @@ _SIZES = {
         copies=(64 * KiB, MiB),
         payloads=(4 * KiB, 64 * KiB),
         sequence=64,
+        reference=128,
+        overlap=256 * KiB,
     ),
     "quick": _Sizes(
         budget=0.25,
@@ -51,6 +63,8 @@ _SIZES = {
         copies=(64 * KiB, 512 * KiB, 4 * MiB, 32 * MiB),
         payloads=(4 * KiB, 64 * KiB, MiB, 8 * MiB, 64 * MiB),
         sequence=512,
+        reference=256,
+        overlap=8 * MiB,
     ),
     "full": _Sizes(
         budget=0.35,
@@ -58,36 +72,56 @@ _SIZES = {
         copies=(16 * KiB, 64 * KiB, 256 * KiB, MiB, 4 * MiB, 16 * MiB, 64 * MiB),
         payloads=(4 * KiB, 32 * KiB, 256 * KiB, MiB, 4 * MiB, 16 * MiB, 64 * MiB),
         sequence=512,
+        reference=256,
+        overlap=8 * MiB,
     ),
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    """One thing to time: where its record goes, what it says, how to make what is run.
+
+    ``make`` gives None where the thing is left out. ``share`` divides the seconds of a run.
+    """
+
+    section: str
+    label: str
+    record: dict[str, object]
+    make: Callable[[], Callable[[], object] | None]
+    least: int = 3
+    share: int = 1
 
 
 class _Bench:
     """Times functions on all ranks at once."""
 
-    def __init__(self, rank: int, ranks: int, budget: float) -> None:
+    def __init__(self, rank: int, ranks: int, budget: float, reference: int) -> None:
         self.rank = rank
         self.ranks = ranks
+        self.seconds: dict[str, float] = {}
         self._budget = budget
+        x = torch.randn(reference, reference)
+        self._kernel: Callable[[], object] = lambda: torch.mm(x, x)
 
     def say(self, text: str) -> None:
         if self.rank == 0:
             print(text, flush=True)
 
-    def together(self, value: float) -> float:
-        """Mean of a value over the ranks."""
+    def together(self, *values: float) -> list[float]:
+        """Means of values over the ranks."""
         if self.ranks == 1:
-            return value
-        total = torch.tensor([value], dtype=torch.float64)
+            return list(values)
+        total = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(total)
-        return float(total) / self.ranks
+        return [float(value) / self.ranks for value in total]
 
-    def seconds(self, run: Callable[[], object], *, least: int = 3) -> float:
-        """Median seconds of ``run``, the number of repeats agreed by all ranks."""
+    def sample(self, run: Callable[[], object], *, least: int = 3) -> Sample:
+        """Sample of ``run``, the number of repeats agreed by all ranks."""
         run()
         start = time.perf_counter()
         run()
-        once = self.together(time.perf_counter() - start)
+        (once,) = self.together(time.perf_counter() - start)
         repeats = max(least, min(2000, int(self._budget / max(once, 1e-7))))
         if self.ranks > 1:
             dist.barrier()
@@ -96,7 +130,32 @@ class _Bench:
             start = time.perf_counter()
             run()
             times.append(time.perf_counter() - start)
-        return self.together(statistics.median(times))
+        return self.shared(sample_of(times))
+
+    def shared(self, sample: Sample) -> Sample:
+        """Means over the ranks."""
+        seconds, spread = self.together(sample.seconds, sample.spread)
+        return Sample(seconds=seconds, spread=spread, repeats=sample.repeats)
+
+    def measure(self, task: _Task) -> Sample | None:
+        """Sample of a task."""
+        run = task.make()
+        if run is None:
+            return None
+        self.say(task.label)
+        sample = self.sample(run, least=task.least)
+        self.seconds[task.label] = sample.seconds
+        return sample
+
+    def reference(self) -> float:
+        """Seconds of the reference kernel, the best of a few in a row."""
+        times = []
+        for _ in range(_REFERENCE_RUNS):
+            start = time.perf_counter()
+            self._kernel()
+            times.append(time.perf_counter() - start)
+        (seconds,) = self.together(statistics.median(times))
+        return seconds
 
 
 def main(argv: list[str]) -> None:
@@ -113,27 +172,62 @@ def main(argv: list[str]) -> None:
             world_size=ranks,
             timeout=timedelta(seconds=60),
         )
-    bench = _Bench(rank, ranks, sizes.budget)
-    timings: dict[str, object] = {
-        "kernel_latency": _text(_latency(bench)),
-        "matmul": _matmuls(bench, sizes),
-        "copies": _copies(bench, sizes),
-        "updates": _updates(bench, sizes),
-        "attention": _attention(bench, sizes),
-        "collectives": _collectives(bench, sizes),
-    }
+    bench = _Bench(rank, ranks, sizes.budget, sizes.reference)
+    tasks = [
+        _latency(),
+        *_matmuls(bench, sizes),
+        *_copies(sizes),
+        *_updates(sizes),
+        _attention(sizes),
+        *_collectives(bench, sizes),
+    ]
+    for _ in range(3):  # the first kernels of a process are slow
+        bench.reference()
+    measured = measure_steadily(tasks, bench.measure, bench.reference, say=bench.say)
+    timings = _document(measured)
+    timings["hosts"] = len(set(_hosts(ranks)))
+    if ranks > 1:
+        bench.say("overlap")
+        timings["overlap"] = measure_overlap(bench.together, bench.reference, sizes.overlap)
     if rank == 0:
         result.write_text(json.dumps(timings), encoding="utf-8")
     if ranks > 1:
         dist.destroy_process_group()
 
 
+def _document(measured: Sequence[Measured[_Task]]) -> dict[str, object]:
+    sections: dict[str, list[dict[str, object]]] = {
+        name: []
+        for name in ("matmul", "copies", "updates", "attention", "collectives", "kernel_latency")
+    }
+    for one in measured:
+        sections[one.what.section].append(
+            {
+                **one.what.record,
+                "time": _text(one.sample.seconds / one.what.share),
+                "spread": round(one.sample.spread, 4),
+                "repeats": one.sample.repeats,
+                "pace": round(max(1.0, one.pace), 4),
+            }
+        )
+    (attention,), (latency,) = sections.pop("attention"), sections.pop("kernel_latency")
+    return {"kernel_latency": latency["time"], "attention": attention, **sections}
+
+
+def _hosts(ranks: int) -> list[str]:
+    """Host of each rank."""
+    if ranks == 1:
+        return [socket.gethostname()]
+    hosts: list[str] = [""] * ranks
+    dist.all_gather_object(hosts, socket.gethostname())
+    return hosts
+
+
 def _text(seconds: float) -> str:
     return f"{seconds:.9g} s"
 
 
-def _latency(bench: _Bench) -> float:
-    bench.say("latency of a small operator")
+def _latency() -> _Task:
     x = torch.ones(16, requires_grad=True)
 
     def run() -> None:
@@ -141,7 +235,8 @@ def _latency(bench: _Bench) -> float:
         for _ in range(20):
             y = y * 1.5
 
-    return bench.seconds(run) / 20
+    label = "latency of a small operator"
+    return _Task(section="kernel_latency", label=label, record={}, make=lambda: run, share=20)
 
 
 class _Cold:
@@ -163,151 +258,102 @@ class _Cold:
         self._kept.append(self._run(*next(self._operands)))
 
 
-def _matmuls(bench: _Bench, sizes: _Sizes) -> list[dict[str, object]]:
-    timings: list[dict[str, object]] = []
+def _matmuls(bench: _Bench, sizes: _Sizes) -> Iterator[_Task]:
     for dtype in (torch.float32, torch.bfloat16):
         name = str(dtype).removeprefix("torch.")
-        slowest = 0.0
+        smaller = ""
         for n in sizes.matmul:
-            # A type without native support takes seconds where float32 takes milliseconds.
-            if dtype is not torch.float32 and slowest * 8 > 2.0:
-                break
-            bench.say(f"matmul {name} {n}")
-            run = _Cold(
-                lambda n=n, dtype=dtype: (torch.randn(n, n).to(dtype), torch.randn(n, n).to(dtype)),  # type: ignore[misc]
-                torch.nn.functional.linear,
-            )
-            slowest = bench.seconds(run)
-            timings.append({"dtype": name, "shape": [n, n, n], "time": _text(slowest)})
-    return timings
+
+            def make(
+                n: int = n, dtype: torch.dtype = dtype, smaller: str = smaller
+            ) -> _Cold | None:
+                # A type without native support takes seconds where float32 takes milliseconds.
+                last = bench.seconds.get(smaller, 0.0 if not smaller else math.inf)
+                if dtype is not torch.float32 and last * 8 > 2.0:
+                    return None
+                operands = lambda: (torch.randn(n, n).to(dtype), torch.randn(n, n).to(dtype))  # noqa: E731
+                return _Cold(operands, torch.nn.functional.linear)
+
+            smaller = f"matmul {name} {n}"
+            record: dict[str, object] = {"dtype": name, "shape": [n, n, n]}
+            yield _Task(section="matmul", label=smaller, record=record, make=make)
 
 
-def _copies(bench: _Bench, sizes: _Sizes) -> list[dict[str, object]]:
-    timings: list[dict[str, object]] = []
+def _copies(sizes: _Sizes) -> Iterator[_Task]:
     for size in sizes.copies:
-        bench.say(f"memory {size // KiB} KiB")
-        # float32, read once and written once
-        run = _Cold(lambda size=size: (torch.ones(size // 8),), lambda x: x * 1.5)  # type: ignore[misc]
-        seconds = bench.seconds(run)
-        timings.append({"moved": f"{size} B", "time": _text(seconds)})
-    return timings
+
+        def make(size: int = size) -> _Cold:
+            # float32, read once and written once
+            return _Cold(lambda: (torch.ones(size // 8),), lambda x: x * 1.5)
+
+        label = f"memory {size // KiB} KiB"
+        yield _Task(section="copies", label=label, record={"moved": f"{size} B"}, make=make)
 
 
-def _updates(bench: _Bench, sizes: _Sizes) -> list[dict[str, object]]:
-    timings: list[dict[str, object]] = []
+def _updates(sizes: _Sizes) -> Iterator[_Task]:
     for size in sizes.copies:
-        bench.say(f"update {size // KiB} KiB")
-        # float32, two read and one of them written
         numel = size // 12
-        run = _Cold(
-            lambda numel=numel: (torch.ones(numel), torch.ones(numel)),  # type: ignore[misc]
-            lambda x, y: x.add_(y, alpha=0.5),
-        )
-        timings.append({"moved": f"{12 * numel} B", "time": _text(bench.seconds(run))})
-    return timings
+
+        def make(numel: int = numel) -> _Cold:
+            # float32, two read and one of them written
+            operands = lambda: (torch.ones(numel), torch.ones(numel))  # noqa: E731
+            return _Cold(operands, lambda x, y: x.add_(y, alpha=0.5))
+
+        label = f"update {size // KiB} KiB"
+        yield _Task(section="updates", label=label, record={"moved": f"{12 * numel} B"}, make=make)
 
 
-def _attention(bench: _Bench, sizes: _Sizes) -> dict[str, object]:
-    bench.say("attention")
+def _attention(sizes: _Sizes) -> _Task:
     heads, head_size, length = 12, 64, sizes.sequence
     q, k, v = (torch.randn(1, heads, length, head_size) for _ in range(3))
-    seconds = bench.seconds(lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v))
     flop = 4 * heads * length * length * head_size
-    return {"dtype": "float32", "flop": flop, "time": _text(seconds)}
+    return _Task(
+        section="attention",
+        label="attention",
+        record={"dtype": "float32", "flop": flop},
+        make=lambda: lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v),
+    )
 
 
-def _collectives(bench: _Bench, sizes: _Sizes) -> list[dict[str, object]]:
-    timings: list[dict[str, object]] = []
+def _collectives(bench: _Bench, sizes: _Sizes) -> Iterator[_Task]:
+    hosts = _hosts(bench.ranks)
     for ranks in range(2, bench.ranks + 1):
         if bench.ranks % ranks:
             continue
-        mine = None
-        for first in range(0, bench.ranks, ranks):
-            group = dist.new_group(list(range(first, first + ranks)))
-            if first <= bench.rank < first + ranks:
-                mine = group
-        assert mine is not None
+        starts = range(0, bench.ranks, ranks)
+        groups = [dist.new_group(list(range(first, first + ranks))) for first in starts]
+        group = groups[bench.rank // ranks]
         first = bench.rank - bench.rank % ranks
-        for kind, make in _KINDS.items():
+        # Groups of a size run at the same time, so that the one that spreads most sets the pace.
+        across = any(len(set(hosts[start : start + ranks])) > 1 for start in starts)
+        for kind, ready in COLLECTIVES.items():
             if kind == "p2p" and ranks != 2:
                 continue
-            bench.say(f"{kind} on {ranks} ranks")
             for payload in sizes.payloads:
-                run = make(payload // 4 // ranks * ranks, ranks, first, mine)
-                seconds = bench.seconds(run, least=2) / (2 if kind == "p2p" else 1)
-                timings.append(
-                    {
+                numel = payload // 4 // ranks * ranks
+
+                def make(
+                    ready: Make = ready,
+                    numel: int = numel,
+                    ranks: int = ranks,
+                    first: int = first,
+                    group: dist.ProcessGroup = group,
+                ) -> Callable[[], object]:
+                    return ready(numel, ranks, first, group)
+
+                yield _Task(
+                    section="collectives",
+                    label=f"{kind} on {ranks} ranks, {payload // KiB} KiB",
+                    record={
                         "kind": kind,
+                        "level": "across" if across else "node",
                         "ranks": ranks,
-                        "payload": f"{payload // 4 // ranks * ranks * 4} B",
-                        "time": _text(seconds),
-                    }
+                        "payload": f"{numel * 4} B",
+                    },
+                    make=make,
+                    least=2,
+                    share=2 if kind == "p2p" else 1,
                 )
-    return timings
-
-
-_Make = Callable[[int, int, int, dist.ProcessGroup], Callable[[], object]]
-
-
-def _all_reduce(
-    numel: int, ranks: int, first: int, group: dist.ProcessGroup
-) -> Callable[[], object]:
-    x = torch.zeros(numel)
-    return lambda: dist.all_reduce(x, group=group)
-
-
-def _all_gather(
-    numel: int, ranks: int, first: int, group: dist.ProcessGroup
-) -> Callable[[], object]:
-    whole, part = torch.zeros(numel), torch.zeros(numel // ranks)
-    return lambda: dist.all_gather_into_tensor(whole, part, group=group)
-
-
-def _reduce_scatter(
-    numel: int, ranks: int, first: int, group: dist.ProcessGroup
-) -> Callable[[], object]:
-    whole, part = torch.zeros(numel), torch.zeros(numel // ranks)
-    return lambda: dist.reduce_scatter_tensor(part, whole, group=group)
-
-
-def _all_to_all(
-    numel: int, ranks: int, first: int, group: dist.ProcessGroup
-) -> Callable[[], object]:
-    share = numel // ranks // ranks * ranks
-    sent, received = torch.zeros(share), torch.zeros(share)
-    return lambda: dist.all_to_all_single(received, sent, group=group)
-
-
-def _broadcast(
-    numel: int, ranks: int, first: int, group: dist.ProcessGroup
-) -> Callable[[], object]:
-    x = torch.zeros(numel)
-    return lambda: dist.broadcast(x, src=first, group=group)
-
-
-def _p2p(numel: int, ranks: int, first: int, group: dist.ProcessGroup) -> Callable[[], object]:
-    x = torch.zeros(numel)
-    mine = dist.get_rank()
-
-    def there_and_back() -> None:
-        if mine == first:
-            dist.send(x, dst=first + 1, group=group)
-            dist.recv(x, src=first + 1, group=group)
-        else:
-            dist.recv(x, src=first, group=group)
-            dist.send(x, dst=first, group=group)
-
-    return there_and_back
-
-
-_KINDS: dict[str, _Make] = {
-    "all_reduce": _all_reduce,
-    "all_gather": _all_gather,
-    "reduce_scatter": _reduce_scatter,
-    "all_to_all": _all_to_all,
-    "broadcast": _broadcast,
-    "p2p": _p2p,
-}
 
 
 if __name__ == "__main__":

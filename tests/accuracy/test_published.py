@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from autoplan.capture import capture, load_model
-from autoplan.costs.block import collectives
+from autoplan.costs.block import HostCalls, collectives
 from autoplan.errors import InputError
 from autoplan.ir.placement import CollectiveKind, Replicate, Shard
 from autoplan.profiles import load_cluster
 from benchmarks.accuracy.__main__ import main
-from benchmarks.accuracy.layout import megatron_strategies, tp_group
+from benchmarks.accuracy.layout import megatron_point, megatron_strategies, tp_group
 from benchmarks.accuracy.rows import Skip, read_rows
 from benchmarks.accuracy.systems import run_of
 
@@ -160,3 +160,18 @@ def test_megatron_layer_has_its_collectives(layer, boundary, forward, backward):
     for wanted, is_backward in ((forward, False), (backward, True)):
         kinds = [call.kind for call in calls if call.backward is is_backward]
         assert {kind: kinds.count(kind) for kind in kinds} == wanted
+
+
+def test_functions_around_collectives_take_the_host_in_both_passes():
+    source = load_model(f"{DECODER}", overrides={"vocab": 64, "hidden": 64, "layers": 1, "heads": 4,
+                                            "ffn": 128, "positions": 16})  # fmt: skip
+    graph = capture(source, seq_len=16, dtype="float16").at(1)
+    cluster = load_cluster("1x2xa100")
+    slow = replace(cluster, accelerator=replace(cluster.accelerator, dispatch_latency=1.0))
+    plain, called = (
+        megatron_point(graph, 2, slow, sequence=False, calls=calls).costs[1]
+        for calls in (HostCalls(), HostCalls(functions=1))
+    )
+    # Two sums after rows and two before columns.
+    assert called.forward == pytest.approx(plain.forward + 4)
+    assert called.backward == pytest.approx(plain.backward + 4)

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.profiles.test_measured import document as profile_document
+
 Run = Callable[..., "CompletedProcess[str]"]
 
 
@@ -121,6 +123,50 @@ def test_hardware_lists_shows_and_suggests(autoplan: Run) -> None:
     assert shown["memory"]["source"]
     done = autoplan("hardware", "h1000")
     assert done.returncode == 2 and "did you mean h100" in done.stderr
+
+
+def test_hardware_list_and_show_have_every_number(autoplan: Run) -> None:
+    assert autoplan("hardware", "list").stdout == autoplan("hardware").stdout
+    document = json.loads(autoplan("hardware", "show", "h100", "--json").stdout)
+    text = autoplan("hardware", "show", "h100").stdout
+    figures = [v for v in document.values() if isinstance(v, dict) and "source" in v]
+    figures += document["matmul_peak"].values()
+    for link in document["links"].values():
+        figures += [value for value in link.values() if isinstance(value, dict)]
+    assert len(figures) > 10
+    for figure in figures:
+        assert f"{figure['provenance']}: {figure['source']}" in text
+    points = document["matmul_efficiency"]["points"]
+    assert text.count(" TFLOP/s") >= len(points)
+    assert f"network {document['intra']}" in text and f"network {document['inter']}" in text
+    alone = autoplan("hardware", "show", document["intra"]).stdout
+    assert document["links"][document["intra"]]["bandwidth"]["source"] in alone
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("show",), 2, "no name given"),
+        (("list", "h100"), 2, "autoplan hardware show h100"),
+        (("show", "h1000"), 2, "did you mean h100"),
+        (("a100", "h100"), 2, "one at a time"),
+        (("show", "absent.json"), 6, "absent.json"),
+    ],
+)
+def test_hardware_refuses_with_a_way_out(
+    autoplan: Run, words: tuple[str, ...], code: int, message: str
+) -> None:
+    done = autoplan("hardware", *words)
+    assert done.returncode == code
+    assert message in done.stderr
+
+
+def test_hardware_shows_a_measured_profile(autoplan: Run, tmp_path: Path) -> None:
+    path = tmp_path / "cpu.json"
+    path.write_text(json.dumps(profile_document()))
+    text = autoplan("hardware", "show", path).stdout
+    assert "Test CPU" in text and "1024 x 1024 x 1024" in text and "residuals" in text
+    assert json.loads(autoplan("hardware", "show", path, "--json").stdout)["ranks"] == 2
 
 
 def test_env_shows_versions_and_no_other_variables(autoplan: Run) -> None:

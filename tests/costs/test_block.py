@@ -20,7 +20,7 @@ from handmade_blocks import (
 )
 from handmade_blocks import block as make_block
 
-from autoplan.costs.block import CollectiveCall, block_cost, collectives
+from autoplan.costs.block import CollectiveCall, HostCalls, block_cost, collectives
 from autoplan.costs.collectives import collective_time
 from autoplan.costs.terms import block_terms, parameter_states
 from autoplan.errors import InternalError
@@ -63,8 +63,9 @@ def test_whole_block_on_one_rank(ideal):
     assert cost.saved == 2 * TOKENS * (HIDDEN + INNER)
     assert cost.boundary == cost.boundary_out == 2 * TOKENS * HIDDEN
     assert cost.parameters == (("w1", INNER * HIDDEN, 2), ("w2", INNER * HIDDEN, 2))
-    # Backward holds the gradients of y and h at once, then of h and x.
-    assert cost.transient == 2 * TOKENS * (HIDDEN + INNER)
+    # Backward holds the gradients of y and h at once, then of h and x; and of one parameter.
+    assert cost.transient == 2 * TOKENS * (HIDDEN + INNER) + 2 * INNER * HIDDEN
+    assert cost.held.fresh == cost.transient + 2 * INNER * HIDDEN
 
 
 def test_megatron_split(ideal):
@@ -287,6 +288,9 @@ def test_a_block_takes_no_less_than_its_host(ideal):
     products = sum(1 for op in made.ops if op.flop)
     views = len(made.ops) - products
     assert slow.backward == pytest.approx(latency * (3 * products + views))
+    hooked = block_cost(made, WHOLE, (R,), (R,), ONE, slow_host, calls=HostCalls(hooks=1))
+    assert hooked.forward == slow.forward
+    assert hooked.backward == pytest.approx(slow.backward + latency * products)
     # Hidden where the device is slower.
     same = replace(ideal, accelerator=replace(ideal.accelerator, dispatch_latency=1e-12))
     hidden = block_cost(made, WHOLE, (R,), (R,), ONE, same)

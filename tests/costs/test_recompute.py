@@ -22,6 +22,7 @@ from autoplan.costs.compute import op_time
 from autoplan.costs.memory import BlockMemory, MemorySettings, stage_memory
 from autoplan.ir.graph import TensorKind
 from autoplan.ir.mesh import Group
+from autoplan.ir.optimizer import UPDATE_RULES
 from autoplan.ir.recompute import Recompute
 from autoplan.profiles import load_cluster
 
@@ -109,7 +110,13 @@ def test_collectives_are_kept_and_not_repeated(cluster):
 def test_a_stage_holds_one_block_made_again(cluster):
     cost = block_cost(_feed_forward(), WHOLE, (R,), (R,), Group(1, 1), cluster)
     settings = MemorySettings(
-        zero=0, dp_shard=1, itemsize=2, adam=False, pipelined=False, microbatches=1
+        zero=0,
+        dp_shard=1,
+        itemsize=2,
+        update=UPDATE_RULES["sgd"],
+        pipelined=False,
+        microbatches=2,
+        replicated=False,
     )
     item = BlockMemory(
         numel=0,
@@ -118,6 +125,11 @@ def test_a_stage_holds_one_block_made_again(cluster):
         working=cost.transient + cost.made_again(SELECTIVE),
         boundary_in=X,
         boundary_out=X,
+        fresh=0,
+        inputs=cost.held.inputs,
+        kept_inputs=(True,),
+        kept_outputs=(False,),
+        passed=cost.held.passed,
     )
     stage = stage_memory([item] * 3, settings, in_flight=1, shared=0, resident=0, tied=0)
     assert stage.activations == 3 * (X + H)

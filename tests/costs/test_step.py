@@ -5,6 +5,7 @@ import pytest
 from autoplan.costs.data_parallel import DataParallelTimes, data_parallel_times
 from autoplan.costs.step import BlockTime, stage_time, update_traffic
 from autoplan.ir.mesh import Mesh
+from autoplan.ir.optimizer import UPDATE_RULES
 from autoplan.profiles import load_cluster
 
 H100 = load_cluster("8xh100")
@@ -12,7 +13,14 @@ H100 = load_cluster("8xh100")
 
 def block(**times):
     data = DataParallelTimes(**{"gather": 0.0, "reduce": 0.0, "publish": 0.0, **times})
-    return BlockTime(forward=1.0, backward=2.0, tp_forward=0.0, tp_backward=0.0, data_parallel=data)
+    return BlockTime(
+        forward=1.0,
+        backward=2.0,
+        tp_forward=0.0,
+        tp_backward=0.0,
+        again=0.0,
+        data_parallel=data,
+    )
 
 
 def stage(blocks, *, zero, pipelined=False):
@@ -56,8 +64,8 @@ def test_copies_are_those_of_whole_tensors():
 
 
 def test_an_update_moves_each_state_once():
-    whole = update_traffic(1000, zero=0, dp_shard=1, itemsize=4, adam=True)
+    whole = update_traffic(1000, zero=0, dp_shard=1, itemsize=4, update=UPDATE_RULES["adamw"])
     assert whole.in_place == 4000 * (7 + 3)  # fused Adam; norm and scaling of the gradients
     assert whole.filled == 4000 * 3  # the gradients in one tensor: zeroed, read, written
-    shard = update_traffic(1000, zero=3, dp_shard=4, itemsize=2, adam=False)
+    shard = update_traffic(1000, zero=3, dp_shard=4, itemsize=2, update=UPDATE_RULES["sgd"])
     assert (shard.in_place, shard.filled) == (1000 * (3 + 3), 0.0)

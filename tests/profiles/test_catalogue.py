@@ -72,6 +72,7 @@ def test_sources_cover_every_number(name: str):
     wanted = {
         "memory", "reserved", "fragmentation", "matmul_efficiency", "attention_efficiency",
         "memory_bandwidth", "memory_efficiency", "kernel_latency",
+        "compute_slow_down", "network_slow_down",
     } | {f"matmul_peak.{dtype}" for dtype, _ in device.matmul_peak}  # fmt: skip
     wanted |= {"matmul_tiles"} if device.matmul_tiles else set()
     wanted |= {"unaligned_matmul"} if device.unaligned_matmul < 1 else set()

@@ -16,7 +16,7 @@ from autoplan.profiles import MeasuredProfile, load_cluster, load_profile
 
 def document():
     return {
-        "schema_version": 1,
+        "schema_version": 2,
         "device": "cpu",
         "device_name": "Test CPU",
         "cores": 4,
@@ -117,6 +117,70 @@ def test_edited_profile_is_refused_with_the_field(tmp_path, path, value, words):
     assert "autoplan profile" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (("matmul", 1, "time"), "30 s", r"matmul\.1\.time: 30 s does not go with .* matmul\.0"),
+        (("matmul", 0, "time"), "24 s", r"matmul\.0\.time: 24 s does not go with .* wrong unit"),
+        (("copies", 1, "time"), "8 s", r"copies\.1\.time"),
+        (("collectives", 0, "time"), "200 ms", r"collectives\.0\.time"),
+        (("matmul", 1, "time"), "30 GB", r"matmul\.1\.time"),
+        (("memory",), "16 ms", "memory"),
+    ],
+)
+def test_a_wrong_unit_is_found(tmp_path, path, value, words):
+    test_edited_profile_is_refused_with_the_field(tmp_path, path, value, words)
+
+
+def test_a_noisy_timing_is_not_taken_for_a_wrong_unit(tmp_path):
+    data = document()
+    data["matmul"][0] |= {"time": "24 s", "spread": 40.0}
+    cluster = load_cluster("cpu:2", profile=write(tmp_path, data))
+    (note,) = [note for note in cluster.notes if "noisy" in note]
+    assert "1 of 9 timings are noisy, most matmul float32 64x64x64: 4000%" in note
+
+
+def test_a_profile_of_the_first_version_says_what_to_do(tmp_path):
+    with pytest.raises(InputError, match="reads version 2") as caught:
+        load_profile(write(tmp_path, document() | {"schema_version": 1}))
+    assert "measure again" in caught.value.hint
+
+
+def test_holes_are_defaults_by_name(tmp_path):
+    cluster = load_cluster("cpu:2", profile=write(tmp_path, document()))
+    origin = {s.field: s.provenance for s in cluster.intra.sources}
+    assert origin["all_reduce on 2 ranks"] is Provenance.MEASURED
+    for kind in ("all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p"):
+        assert origin[f"{kind} on 2 ranks"] is Provenance.DEFAULT
+    assert any("times no overlap" in note for note in cluster.notes)
+    device = {s.field: s.provenance for s in cluster.accelerator.sources}
+    assert device["compute_slow_down"] is Provenance.DEFAULT
+
+
+def test_overlap_is_used_and_never_below_one(tmp_path):
+    overlap = {
+        "compute_alone": "1 ms",
+        "compute_beside": "1.2 ms",
+        "network_alone": "2 ms",
+        "network_beside": "1.9 ms",
+    }
+    cluster = load_cluster("cpu:2", profile=write(tmp_path, document() | {"overlap": overlap}))
+    slow_down = cluster.accelerator.slow_down
+    assert (slow_down.compute, slow_down.network) == pytest.approx((1.2, 1.0))
+    device = {s.field: s.provenance for s in cluster.accelerator.sources}
+    assert device["network_slow_down"] is Provenance.MEASURED
+    assert not any("overlap" in note for note in cluster.notes)
+
+
+def test_doubts_become_notes(tmp_path):
+    data = document() | {"torch": "1.0.0"}
+    data["collectives"][1]["pace"] = 1.8
+    notes = load_cluster("4xcpu:2", profile=write(tmp_path, data)).notes
+    assert any("profile.json: measured with torch 1.0.0, here is" in note for note in notes)
+    assert any("slow spell" in n and "1.80 times its best" in n for n in notes)
+    assert any("ranks were on one host" in note for note in notes)
+
+
 def test_truncated_profile_is_refused(tmp_path):
     text = json.dumps(document(), indent=1)
     for damaged in (text[: len(text) // 2], "", "[" * 100_000):
@@ -149,6 +213,11 @@ def test_measuring_two_ranks(tmp_path):
     cluster = load_cluster("cpu:2", profile=path)
     kinds = {curve.kind for curve in cluster.intra.measured}
     assert kinds == {kind.value for kind in CollectiveKind}
+    assert profile.hosts == 1 and {t.level for t in profile.collectives} == {"node"}
+    assert {(fit.kind, fit.ranks) for fit in profile.fits} == {(k.value, 2) for k in CollectiveKind}
+    assert all(0 <= fit.rms_error <= fit.max_error for fit in profile.fits)
+    assert profile.overlap is not None and profile.overlap.repeats > 0
+    assert all(t.repeats >= 2 and t.pace >= 1.0 for t in profile.collectives)
     # Any computer of this century: between 10 MFLOP/s and 100 TFLOP/s a rank.
     assert 1e7 < cluster.accelerator.peak("float32") < 1e14
     assert 1e7 < cluster.accelerator.memory_bandwidth < 1e13

@@ -18,3 +18,10 @@ def test_collectives_and_calls_equal_the_whole_tensor(launch: Callable[..., str]
 def test_training_equals_one_process(launch: Callable[..., str], ranks: int, count: int) -> None:
     output = launch("ranks_training.py", ranks)
     assert output.count(" ok") == count, output
+
+
+def test_every_update_rule_trains_sharded_with_the_bytes_predicted(
+    launch: Callable[..., str],
+) -> None:
+    output = launch("ranks_optimizers.py", 2)
+    assert output.count(" ok") == 5 * 4 + 3 * 4 + 3 * 2, output

@@ -31,7 +31,9 @@ def write_plan(folder: Path, plan: ProgramPlan) -> Path:
         "pipeline": pick("schedule", "microbatches", "micro_batch_size")
         | {"stages": [{"first": a, "last": b} for a, b in plan.stages]},
         "workload": pick("global_batch", "seq_len", "dtype", "optimizer"),
-        "cluster": {"spec": f["cluster"]} | pick("accelerator", "ranks_per_node"),
+        "model": {"digest": "a" * 32},
+        "cluster": {"spec": f["cluster"], "digest": "b" * 32}
+        | pick("accelerator", "ranks_per_node"),
         "prediction": pick("step_time", "mfu", "peak_memory"),
         **pick("zero", "recompute"),
     }

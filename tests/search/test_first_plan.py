@@ -7,6 +7,7 @@ import time
 import pytest
 
 from autoplan.capture import Captured
+from autoplan.ir.optimizer import UPDATE_RULES
 from autoplan.ir.plan import WorkloadRecord
 from autoplan.profiles import load_cluster
 from autoplan.solver.explore import BoundLevel, GraphFamily, Problem, Searcher
@@ -24,7 +25,7 @@ def searcher_for(model: Captured, limit: int | None = None) -> Searcher:
             graphs=GraphFamily(model.at),
             cluster=cluster,
             global_batch=8,
-            adam=True,
+            update=UPDATE_RULES["adamw"],
             memory_limit=limit or cluster.accelerator.usable_memory,
             deadline=time.monotonic() + 300,
         )

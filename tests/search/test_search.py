@@ -12,6 +12,7 @@ from autoplan.capture import Captured
 from autoplan.errors import InfeasibleError, SolverLimitError, UsageError
 from autoplan.ir.graph import Graph
 from autoplan.ir.hardware import Cluster
+from autoplan.ir.optimizer import UPDATE_RULES
 from autoplan.ir.plan import ModelRecord, Plan, WorkloadRecord
 from autoplan.ir.recompute import Recompute, recompute_levels
 from autoplan.profiles import load_cluster
@@ -38,7 +39,7 @@ def searcher_for(model: Captured, cluster: Cluster, memory_limit: int) -> Search
             graphs=graphs,
             cluster=cluster,
             global_batch=WORKLOAD.global_batch,
-            adam=True,
+            update=UPDATE_RULES["adamw"],
             memory_limit=memory_limit,
             deadline=time.monotonic() + 300,
         )

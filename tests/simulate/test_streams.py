@@ -8,6 +8,7 @@ import random
 import pytest
 
 from autoplan.errors import UsageError
+from autoplan.ir.overlap import overlapped_time
 from autoplan.schedules import ActionKind, Overlapped, order
 from autoplan.simulate import (
     COMPUTE,
@@ -23,7 +24,6 @@ from autoplan.simulate import (
     Work,
     simulate_step,
 )
-from autoplan.simulate.segments import overlapped_time
 from autoplan.simulate.windows import windows
 
 F, B, I, W = ActionKind  # noqa: E741

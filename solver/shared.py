@@ -1,4 +1,4 @@
-"""Shared operators: masks, tables, labels, run by every stage that needs their results."""
+"""Seconds and bytes of the operators that every stage runs for itself."""
 
 from __future__ import annotations
 

@@ -1,0 +1,139 @@
+"""Seconds between ranks and once a step: messages, sums that no block hides, the update."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from autoplan.costs.collectives import collective_time
+from autoplan.costs.step import update_traffic
+from autoplan.ir.graph import BlockInstance, Graph, dtype_size
+from autoplan.ir.hardware import Cluster
+from autoplan.ir.mesh import MeshAxis
+from autoplan.ir.optimizer import UpdateRule
+from autoplan.ir.placement import CollectiveKind
+from autoplan.solver.blocks import ModelPoint
+from autoplan.solver.inter import StageCut
+from autoplan.solver.space import Configuration
+
+__all__ = [
+    "local_counts",
+    "optimizer_times",
+    "partial_grad_time",
+    "scalar_time",
+    "send_times",
+    "tied_time",
+]
+
+_SCALAR = 8  # bytes: float64
+
+
+def local_counts(point: ModelPoint, instance: BlockInstance) -> dict[str, int]:
+    """Local elements of each parameter of an instance, by FQN."""
+    held = point.costs[instance.block_class].parameters
+    return {fqn: count for fqn, (_, count, _) in zip(instance.parameters, held, strict=True)}
+
+
+def partial_grad_time(
+    configuration: Configuration,
+    point: ModelPoint,
+    chosen: Sequence[BlockInstance],
+    cluster: Cluster,
+    itemsize: int,
+) -> float:
+    """Seconds of the one all_reduce over tp of a stage's partial gradients."""
+    elements = 0
+    for instance in chosen:
+        partial = set(point.costs[instance.block_class].partial_grads)
+        held = point.costs[instance.block_class].parameters
+        elements += sum(count for name, count, _ in held if name in partial)
+    group = configuration.mesh.group(MeshAxis.TP, cluster.sizes)
+    size = int(elements * configuration.gradient_bytes(itemsize))
+    return collective_time(CollectiveKind.ALL_REDUCE, size, group, cluster)
+
+
+def send_times(
+    graph: Graph, configuration: Configuration, point: ModelPoint, cluster: Cluster
+) -> list[float]:
+    """Seconds to send each block's boundary to the next stage, for one microbatch."""
+    if not configuration.pipelined:
+        return []
+    whole = configuration.mesh.group(MeshAxis.PP, cluster.sizes)
+    pair = whole.pair()
+    return [
+        collective_time(
+            CollectiveKind.P2P, point.costs[receiver.block_class].boundary, pair, cluster
+        )
+        for receiver in graph.instances[1:]
+    ]
+
+
+def scalar_time(configuration: Configuration, cluster: Cluster) -> float:
+    """Seconds of the sums of single numbers a step: the gradients' norm, and the loss."""
+    mesh, sizes = configuration.mesh, cluster.sizes
+    summed = [MeshAxis.TP, MeshAxis.PP, MeshAxis.PP]
+    groups = [mesh.group(axis, sizes) for axis in summed]
+    if configuration.zero >= 2:
+        groups.append(mesh.group(MeshAxis.DP_SHARD, sizes))
+    groups.append(mesh.group(MeshAxis.DP_REPLICATE, sizes, through=MeshAxis.DP_SHARD))
+    return sum(
+        collective_time(CollectiveKind.ALL_REDUCE, _SCALAR, group, cluster) for group in groups
+    )
+
+
+def optimizer_times(
+    graph: Graph,
+    configuration: Configuration,
+    point: ModelPoint,
+    cluster: Cluster,
+    cut: StageCut,
+    update: UpdateRule,
+) -> list[float]:
+    """Seconds of the update of each stage's parameters."""
+    accelerator = cluster.accelerator
+    seconds = []
+    trainable = {p.fqn: p.trainable for p in graph.parameters}
+    for first, last in cut.ranges:
+        held: set[str] = set()
+        numel = 0
+        for instance in graph.instances[first:last]:
+            cost = point.costs[instance.block_class]
+            for fqn, (_, count, _) in zip(instance.parameters, cost.parameters, strict=True):
+                if fqn not in held and trainable[fqn]:
+                    numel += count
+                held.add(fqn)
+        moved = update_traffic(
+            numel,
+            zero=configuration.zero,
+            dp_shard=configuration.mesh.dp_shard,
+            itemsize=dtype_size(graph.dtype),
+            update=update,
+        )
+        seconds.append(moved.seconds(accelerator))
+    return seconds
+
+
+def tied_time(
+    graph: Graph,
+    configuration: Configuration,
+    point: ModelPoint,
+    cluster: Cluster,
+    cut: StageCut,
+) -> float:
+    """Seconds once a step to sum gradients of parameters that two stages hold."""
+    if not configuration.pipelined:
+        return 0.0
+    stages_of: Mapping[str, set[int]] = {p.fqn: set() for p in graph.parameters}
+    counts: dict[str, int] = {}
+    for stage, (first, last) in enumerate(cut.ranges):
+        for instance in graph.instances[first:last]:
+            counts.update(local_counts(point, instance))
+            for fqn in instance.parameters:
+                stages_of[fqn].add(stage)
+    whole = configuration.mesh.group(MeshAxis.PP, cluster.sizes)
+    seconds = 0.0
+    for fqn, held in stages_of.items():
+        if len(held) > 1:
+            size = int(counts[fqn] * configuration.gradient_bytes(dtype_size(graph.dtype)))
+            group = whole.of_size(len(held))
+            seconds += collective_time(CollectiveKind.ALL_REDUCE, size, group, cluster)
+    return seconds

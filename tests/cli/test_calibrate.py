@@ -1,0 +1,42 @@
+"""``autoplan calibrate`` and what the next solve makes of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from autoplan.plan_file import read_plan
+from tests.cli.conftest import SMALL, Run
+from tests.profiles.test_calibration import lines, write
+
+
+def test_calibrated_runs_are_what_the_next_solve_predicts(
+    autoplan: Run, solved: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    folder, document = solved
+    log = write(tmp_path / "run.jsonl", lines(read_plan(folder)))
+    target = tmp_path / "runs.json"
+    done = autoplan("calibrate", folder, log, "--profile", target)
+    assert done.returncode == 0, done.stderr
+    assert "x1.12 of 1 run" in done.stdout and "not calibrated: on a CPU" in done.stdout
+    shown = json.loads(autoplan("calibrate", folder, log, "--profile", target, "--json").stdout)
+    assert shown["log_known"] and shown["runs"] == 1
+    assert shown["step_time"]["error_before"] == shown["step_time"]["error_after"] == 0.0
+    work = ("--cluster", "cpu:2", "--global-batch", "4", "--profile", target)
+    again = json.loads(autoplan("solve", "gpt2", *SMALL, *work, "--json").stdout)
+    assert again["step_time"] == document["step_time"]
+    measured = shown["step_time"]["measured"]
+    assert abs(again["calibration"]["step_time"] / measured - 1) < 1e-9
+    assert again["profile"] == str(target)
+
+
+def test_a_bad_log_ends_with_one_line_and_6(
+    autoplan: Run, solved: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    log = tmp_path / "run.jsonl"
+    log.write_text("")
+    done = autoplan("calibrate", solved[0], log)
+    assert done.returncode == 6
+    assert done.stderr.count("error:") == 1 and "is empty" in done.stderr
+    assert not (solved[0] / "calibration.json").exists()
