@@ -245,6 +245,11 @@ def test_experts_keep_their_products() -> None:
 
     wanted = [hidden, weights, up, gate, down]
     expected = torch.autograd.grad(block(hidden).sum(), wanted)
-    found = torch.autograd.grad(rt.checkpoint_selectively(block, hidden).sum(), wanted)
+    live = _LiveStorages()
+    with live:
+        output = rt.checkpoint_selectively(block, hidden)
+        # Of 20 rows, gate and up projections and the result, as `costs.experts` has it.
+        assert live.bytes(without=output) == 20 * (2 * 12 + 8) * 4
+    found = torch.autograd.grad(output.sum(), wanted)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
