@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "ir": {"ir"},
     "rules": DATA | {"rules"},
     "schedules": DATA | {"schedules"},
-    "profiles": DATA | {"profiles"},
+    "profiles": DATA | {"profiles", "runtime"},
     "costs": DATA | {"costs"},
     "profiler": DATA | {"profiler", "rules", "costs", "profiles", "runtime"},
     "simulate": DATA | {"simulate", "schedules"},

@@ -18,6 +18,7 @@ from .collectives import (
 )
 from .experts import experts, row_parallel_experts, sharded_experts
 from .gradients import share_grad
+from .host_memory import keep_freed_memory
 from .indexing import (
     partial_index_add,
     partial_index_put,
@@ -147,6 +148,7 @@ __all__ = [
     "initial_value",
     "initialise",
     "join_parameter",
+    "keep_freed_memory",
     "leave",
     "load_buffer",
     "local_shape",

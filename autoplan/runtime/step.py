@@ -21,6 +21,7 @@ from .axis import SINGLE, Axis
 from .clip import clip_gradients, gradient_norm, local_gradient
 from .data_parallel import accumulate, materialise, shard_stage, uses_fsdp, wrap_ddp
 from .failure import InvalidFile
+from .host_memory import keep_freed_memory
 from .mesh import MeshAxes
 from .optimizer import FlatOptimizer, Optimizer, ShardedOptimizer
 from .parameters import ParameterSpec, deferred_parameters, initial_value
@@ -77,6 +78,8 @@ class Trainer:
         weight_decay: float = 0.1,
         values: Callable[[str, ParameterSpec], Tensor] | None = None,
     ) -> None:
+        if device.type == "cpu":
+            keep_freed_memory()
         self.plan, self.axes, self.device = plan, axes, device
         self.specs = program.PARAMETERS
         fsdp = uses_fsdp(plan.zero, axes)
