@@ -36,6 +36,8 @@ _COLD = 64 * MiB
 _MAX_COPIES = 512
 _REFERENCE_RUNS = 5
 
+_STREAMED = MiB  # elements that work passes over, more than a core's own caches hold
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sizes:
@@ -84,6 +86,7 @@ class _Task:
     """One thing to time: where its record goes, what it says, how to make what is run.
 
     ``make`` gives None where the thing is left out. ``share`` divides the seconds of a run.
+    ``after_work``: each run follows work of its rank, which ends at another moment on each.
     """
 
     section: str
@@ -92,6 +95,7 @@ class _Task:
     make: Callable[[], Callable[[], object] | None]
     least: int = 3
     share: int = 1
+    after_work: bool = False
 
 
 class _Bench:
@@ -104,6 +108,7 @@ class _Bench:
         self._budget = budget
         x = torch.randn(reference, reference)
         self._kernel: Callable[[], object] = lambda: torch.mm(x, x)
+        self._streamed = torch.zeros(_STREAMED)
 
     def say(self, text: str) -> None:
         if self.rank == 0:
@@ -117,8 +122,15 @@ class _Bench:
         dist.all_reduce(total)
         return [float(value) / self.ranks for value in total]
 
-    def sample(self, run: Callable[[], object], *, least: int = 3) -> Sample:
-        """Sample of ``run``, the number of repeats agreed by all ranks."""
+    def sample(
+        self, run: Callable[[], object], *, least: int = 3, after_work: bool = False
+    ) -> Sample:
+        """Sample of ``run``, the number of repeats agreed by all ranks.
+
+        In a step no rank is in a collective before it has done its part of the work, the first
+        one waits for the last, and the threads that communicate must be woken. That varies a
+        lot, and a step adds up many: of collectives the mean counts.
+        """
         run()
         start = time.perf_counter()
         run()
@@ -128,10 +140,17 @@ class _Bench:
             dist.barrier()
         times = []
         for _ in range(repeats):
+            if after_work:
+                self._work()
             start = time.perf_counter()
             run()
             times.append(time.perf_counter() - start)
-        return self.shared(sample_of(times))
+        return self.shared(sample_of(times, mean=after_work))
+
+    def _work(self) -> None:
+        for _ in range(4):
+            self._kernel()
+        self._streamed.add_(1.0)
 
     def shared(self, sample: Sample) -> Sample:
         """Means over the ranks."""
@@ -144,7 +163,7 @@ class _Bench:
         if run is None:
             return None
         self.say(task.label)
-        sample = self.sample(run, least=task.least)
+        sample = self.sample(run, least=task.least, after_work=task.after_work)
         self.seconds[task.label] = sample.seconds
         return sample
 
@@ -353,8 +372,9 @@ def _collectives(bench: _Bench, sizes: _Sizes) -> Iterator[_Task]:
                         "payload": f"{numel * 4} B",
                     },
                     make=make,
-                    least=2,
+                    least=8,
                     share=2 if kind == "p2p" else 1,
+                    after_work=True,
                 )
 
 
