@@ -13,7 +13,7 @@ from autoplan.costs.compute import is_view, local_bytes, local_extra
 from autoplan.costs.experts import experts_products, experts_workspace, local_experts
 from autoplan.costs.terms import produced_placements, required_states
 from autoplan.ir.experts import EXPERTS
-from autoplan.ir.graph import BlockClass, Op, TensorKind
+from autoplan.ir.graph import BlockClass, Op, TensorKind, dtype_size
 from autoplan.ir.placement import Placement, Replicate, Shard, conversion
 from autoplan.ir.recompute import is_kept
 from autoplan.ir.strategy import OpStrategy
@@ -144,8 +144,16 @@ def liveness(
         by_name.update(zip(op.outputs, writes, strict=True))
         saved.update(by_name[name] for name in op.saved if name in by_name)
         held = local_extra(op, block, strategy, ranks)
-        extra += held
         inside = (0, 0)
+        if op.target in _FUSED_LOSSES:
+            if _class_shard(strategy):
+                # The runtime's loss keeps the scores themselves, not their logarithms.
+                saved.add(reads[0])
+                held, inside = 0, _class_shard_workspace(storages.size[reads[0]], op, block)
+            else:
+                # The scores' logarithms (kept) have a gradient beside that of the scores.
+                inside = (0, storages.size[reads[0]])
+        extra += held
         if op.target == EXPERTS:
             region = local_experts(op, block, strategy, ranks)
             inside = experts_workspace(region)
@@ -157,9 +165,6 @@ def liveness(
             extra_selected += held
         else:
             extra_remade += held
-        if op.target in _FUSED_LOSSES:
-            # The scores' logarithms (kept) have a gradient beside that of the scores.
-            inside = (0, storages.size[reads[0]])
         steps.append(_Step(op, reads, writes, *inside))
     sent = tuple(
         storages.read(name, state) for name, state in zip(block.outputs, boundary_out, strict=True)
@@ -182,6 +187,23 @@ def liveness(
         saved_outputs=tuple(key in saved for key in sent),
         passed=tuple(entered.index(key) if key in entered else -1 for key in sent),
     )
+
+
+def _class_shard(strategy: OpStrategy) -> bool:
+    return isinstance(strategy.inputs[0], Shard) and strategy.inputs[0].dim == 1
+
+
+def _class_shard_workspace(scores: int, op: Op, block: BlockClass) -> tuple[int, int]:
+    """Bytes inside the loss of ``scores`` bytes by classes: float32 copies, in both passes.
+
+    Forward shifts the scores; backward's one copy becomes the gradient. Other scores than
+    float32 are converted first, and that copy exists beside the other.
+    """
+    itemsize = dtype_size(block.tensor(op.inputs[0]).dtype)
+    if itemsize >= 4:
+        return scores, 0
+    wide = scores * 4 // itemsize
+    return 2 * wide, 2 * wide - scores
 
 
 def _weights(block: BlockClass, produced: Mapping[str, Placement], ranks: int) -> dict[str, int]:

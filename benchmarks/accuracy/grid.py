@@ -100,6 +100,7 @@ def _data(zero: int) -> dict[str, str]:
 
 
 _FULL = {"recompute": "full"}
+_SELECTIVE = {"recompute": "selective"}
 _TP = {"tp": "2", "recompute": "none"}
 _PP = {"pp": "2", "recompute": "none"}
 
@@ -119,6 +120,9 @@ LAYOUTS = (
     Layout("pp-1f1b", {**_PP, "schedule": "1f1b"}, part=4),
     Layout("pp-1f1b-small", {**_PP, "schedule": "1f1b"}, part=8),
     Layout("pp-1f1b-full", {**_PP, "schedule": "1f1b", **_FULL}, part=4),
+    Layout("zero0-selective", {**_data(0), **_SELECTIVE}, part=4),
+    Layout("tp-selective", {**_TP, **_SELECTIVE}, part=2),
+    Layout("pp-1f1b-selective", {**_PP, "schedule": "1f1b", **_SELECTIVE}, part=4),
 )
 
 

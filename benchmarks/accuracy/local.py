@@ -20,6 +20,7 @@ from autoplan.ir.plan import Plan, WorkloadRecord
 from autoplan.profiles import load_cluster
 from autoplan.solver.search import solve
 from benchmarks.accuracy.grid import MODELS, Model, Row, grid
+from benchmarks.accuracy.meter import build
 
 __all__ = ["Measured", "chosen_rows", "measure", "run_local"]
 
@@ -100,6 +101,7 @@ def run_local(
             for name in dict.fromkeys(row.model.name for row in rows):
                 _choose(models, name, plans, found, Path(work))
         _save(document, output)
+        library = _meter(Path(work)) if "memory" in what else None
         turns = [("memory", MEMORY_STEPS)] if "memory" in what else []
         turns += [("time", steps)] * rounds if "time" in what else []
         for index, (kind, count) in enumerate(turns):
@@ -107,13 +109,23 @@ def run_local(
                 if "error" in found[name]:
                     continue
                 progress(f"{kind}, turn {index + 1} of {len(turns)}: {name}")
-                _add(found[name], measure(folder, kind, steps=count))
+                _add(found[name], measure(folder, kind, steps=count, meter=library))
                 _save(document, output)
     return document
 
 
-def measure(folder: Path, what: str, *, steps: int) -> list[Measured]:
-    """What each rank of the program in ``folder`` found, or its error."""
+def _meter(folder: Path) -> Path:
+    try:
+        return build(folder)
+    except RuntimeError as error:
+        raise UsageError(str(error), hint="or measure step times only: --what time") from error
+
+
+def measure(folder: Path, what: str, *, steps: int, meter: Path | None = None) -> list[Measured]:
+    """What each rank of the program in ``folder`` found, or its error.
+
+    ``meter`` is the library of the allocator that counts, which ``memory`` needs.
+    """
     with tempfile.TemporaryDirectory() as output:
         environment = {
             **os.environ,
@@ -123,6 +135,7 @@ def measure(folder: Path, what: str, *, steps: int) -> list[Measured]:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(_free_port()),
             "WORLD_SIZE": str(RANKS),
+            **({} if meter is None else {"AUTOPLAN_METER": str(meter)}),
         }
         paths = [Path(output) / f"{rank}.json" for rank in range(RANKS)]
         command = [sys.executable, str(_WORKER), str(folder)]

@@ -2,6 +2,7 @@
 
 ``local_worker.py PROGRAM OUTPUT WHAT STEPS``: WHAT is ``time`` or ``memory``. Only torch and the
 program's own ``runtime`` are imported beside the meter: what runs is what the folder holds.
+``AUTOPLAN_METER`` names the meter's library.
 """
 
 from __future__ import annotations
@@ -83,19 +84,15 @@ def _seconds(folder: Path, steps: int) -> dict[str, Any]:
 
 def _bytes(folder: Path, steps: int) -> dict[str, Any]:
     meter_module: Any = _load("meter", Path(__file__).parent / "meter.py")
-    with meter_module.Meter() as meter:
+    with meter_module.Meter(Path(os.environ["AUTOPLAN_METER"])) as meter:
         run = _Run(folder)
         for _ in range(WARM_UP + steps):
             run.prepare()
             meter.span(run.step)
-    curves = meter.curves()[WARM_UP:]
-    return {
-        "peaks": [max(level for _, level in curve) for curve in curves],
-        "resting": curves[-1][-1][1],
-    }
+        return {"peaks": meter.peaks[WARM_UP:], "resting": meter.live()}
 
 
-def _main(folder: str, output: str, what: str, steps: str) -> int:
+def _main(folder: str, output: str, what: str, steps: str) -> None:
     path = Path(output)
     try:
         measure = {"time": _seconds, "memory": _bytes}[what]
@@ -109,9 +106,9 @@ def _main(folder: str, output: str, what: str, steps: str) -> int:
     if "error" in found:
         os._exit(1)
     dist.destroy_process_group()
-    return 0
+    importlib.import_module("runtime.leave").leave(0)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    sys.exit(_main(*sys.argv[1:]))
+    _main(*sys.argv[1:])

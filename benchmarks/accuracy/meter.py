@@ -1,112 +1,93 @@
-"""Bytes of live CPU tensors while something runs, as torch's allocator reports them.
+"""Bytes of live CPU tensors while something runs, as torch's allocator hands them out.
 
-Independent of any plan: every allocation of the CPU allocator is an event of the profiler, those
-of autograd, optimizers and of the threads that carry their caller's state (gloo's) included.
-Only torch is imported, so this runs beside a generated program.
+Independent of any plan: torch allows a CPU allocator of one's own (``c10::SetCPUAllocator``), and
+the one of ``allocator.cpp`` counts every block that begins or ends, in whatever thread: those of
+autograd and of gloo included. Only torch is imported, so this runs beside a generated program.
 """
 
 from __future__ import annotations
 
-import bisect
+import ctypes
+import os
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from torch.profiler import ProfilerActivity, profile, record_function
+import torch
 
-__all__ = ["Meter"]
+__all__ = ["Meter", "build"]
 
-_MEMORY = "[memory]"
-_SPAN = "metered span"
+_SOURCE = Path(__file__).with_name("allocator.cpp")
+_TORCH = Path(torch.__file__).parent
+
+
+def build(folder: Path) -> Path:
+    """Compile the counting allocator into ``folder``; needs a C++ compiler (``CXX`` or c++)."""
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if compiler is None:
+        raise RuntimeError("measuring tensor bytes needs a C++ compiler: install g++, or set CXX")
+    library = folder / "allocator.so"
+    done = subprocess.run(
+        [
+            *(compiler, "-std=c++20", "-O1", "-shared", "-fPIC"),
+            f"-I{_TORCH / 'include'}",
+            f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+            *(str(_SOURCE), "-o", str(library)),
+            *(f"-L{_TORCH / 'lib'}", "-lc10"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{compiler} can't compile {_SOURCE.name}: {done.stderr.strip()}")
+    return library
 
 
 class Meter:
-    """Context in which allocations are seen; enter it before the first tensor exists.
+    """Context in which allocations are counted; enter it before the first tensor exists.
 
-    Tensors that are older are not counted, nor is their end.
+    Tensors that are older are not counted, nor is their end. ``library`` is what `build` made,
+    once for many processes.
 
     >>> with Meter() as meter:
     ...     kept = torch.empty(250)
     ...     meter.span(lambda: torch.empty(1000).fill_(1))
-    >>> meter.peaks()
+    >>> meter.peaks
     [5000]
     """
 
-    def __init__(self) -> None:
-        self._profile: Any = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    def __init__(self, library: Path | None = None) -> None:
+        self.peaks: list[int] = []
+        """Largest sum of bytes of live tensors within each span, in their order."""
+        if library is None:
+            with tempfile.TemporaryDirectory() as folder:
+                self._library: Any = ctypes.CDLL(str(build(Path(folder))))
+        else:
+            self._library = ctypes.CDLL(str(library))
+        self._library.meter_before.restype = ctypes.c_void_p
+        self._library.meter_remove.argtypes = [ctypes.c_void_p]
+        for name in ("meter_live", "meter_peak"):
+            getattr(self._library, name).restype = ctypes.c_int64
 
     def __enter__(self) -> Meter:
-        self._profile.start()
+        self._before = self._library.meter_before()
+        self._library.meter_install()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._profile.stop()
+        self._library.meter_remove(self._before)
 
     def span(self, work: Callable[[], object]) -> None:
-        """Run ``work``; its peak is one of `peaks`."""
-        with record_function(_SPAN):
-            work()
+        """Run ``work``; its peak is one of ``peaks``."""
+        self._library.meter_begin()
+        work()
+        self.peaks.append(self._library.meter_peak())
 
-    def peaks(self) -> list[int]:
-        """Largest sum of bytes of live tensors within each span, in their order."""
-        return [max(level for _, level in curve) for curve in self.curves()]
-
-    def curves(self) -> list[list[tuple[int, int]]]:
-        """(nanoseconds, bytes of live tensors) at the start and at each change, by span."""
-        spans: list[tuple[int, int]] = []
-        changes: list[tuple[int, int, int]] = []
-        pending = list(self._profile.profiler.kineto_results.experimental_event_tree())
-        while pending:
-            event = pending.pop()
-            pending += event.children
-            if event.name == _SPAN:
-                spans.append((event.start_time_ns, event.end_time_ns))
-            elif event.name == _MEMORY:
-                block = event.extra_fields
-                changes.append((event.start_time_ns, block.ptr, block.alloc_size))
-        changes.sort(key=lambda change: change[0])
-        live = _Blocks()
-        curves: list[list[tuple[int, int]]] = []
-        position = 0
-        for start, end in sorted(spans):
-            while position < len(changes) and changes[position][0] < start:
-                live.change(*changes[position][1:])
-                position += 1
-            curve = [(start, live.total)]
-            while position < len(changes) and changes[position][0] <= end:
-                live.change(*changes[position][1:])
-                curve.append((changes[position][0], live.total))
-                position += 1
-            curves.append(curve)
-        return curves
-
-
-class _Blocks:
-    """Live blocks by address.
-
-    A thread of gloo may be the last that holds a tensor, and its end is then no event: such a
-    block is over when another is given memory of it.
-    """
-
-    def __init__(self) -> None:
-        self.total = 0
-        self._starts: list[int] = []
-        self._sizes: dict[int, int] = {}
-
-    def change(self, address: int, size: int) -> None:
-        """A block that begins (positive size) or ends."""
-        if size <= 0:
-            if address in self._sizes:
-                self._remove(address)
-            return
-        index = bisect.bisect_left(self._starts, address)
-        if index and self._starts[index - 1] + self._sizes[self._starts[index - 1]] > address:
-            index -= 1
-        while index < len(self._starts) and self._starts[index] < address + size:
-            self._remove(self._starts[index])
-        self._starts.insert(index, address)
-        self._sizes[address] = size
-        self.total += size
-
-    def _remove(self, address: int) -> None:
-        self._starts.pop(bisect.bisect_left(self._starts, address))
-        self.total -= self._sizes.pop(address)
+    def live(self) -> int:
+        """Bytes of the tensors that live now."""
+        found: int = self._library.meter_live()
+        return found
