@@ -25,12 +25,14 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if args.command == "local":
             return _local(args)
+        _check_writable(args.json)
         results = compare_files(args.folder, only=args.only, progress=_say)
     except AutoplanError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    text = json.dumps(as_json(results), indent=1) + "\n" if args.json else as_text(results)
-    sys.stdout.write(text)
+    if args.json is not None:
+        args.json.write_text(json.dumps(as_json(results), indent=1) + "\n")
+    sys.stdout.write(as_text(results))
     return 0
 
 
@@ -40,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     published = commands.add_parser("published", help="price published runs as they were run")
     published.add_argument("folder", type=Path, metavar="DIR", help="folder of CSV files")
     published.add_argument("--only", nargs="+", default=[], metavar="FILE", help="these, by stem")
-    published.add_argument("--json", action="store_true", help="print every row as JSON")
+    published.add_argument("--json", type=Path, metavar="FILE", help="every row, written here")
     local = commands.add_parser("local", help="run plans on two CPU ranks")
     local.add_argument("--only", nargs="+", default=[], metavar="NAME", help="part of rows' names")
     local.add_argument("--what", choices=("time", "memory", "both"), default="both")
@@ -59,8 +61,7 @@ def _local(args: argparse.Namespace) -> int:
     for name in ("steps", "rounds"):
         if getattr(args, name) < 1:
             raise UsageError(f"--{name} must be at least 1")
-    if args.json is not None and not args.json.absolute().parent.is_dir():
-        raise InputError(f"cannot write {args.json}: {args.json.parent} is no folder")
+    _check_writable(args.json)
     document = run_local(
         chosen_rows(args.only),
         steps=args.steps,
@@ -72,6 +73,11 @@ def _local(args: argparse.Namespace) -> int:
     )
     sys.stdout.write(text(document))
     return 1 if any("error" in row for row in document["rows"].values()) else 0
+
+
+def _check_writable(path: Path | None) -> None:
+    if path is not None and not path.absolute().parent.is_dir():
+        raise InputError(f"cannot write {path}: {path.parent} is no folder")
 
 
 def _say(text: str) -> None:

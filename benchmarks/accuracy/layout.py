@@ -8,6 +8,8 @@ that converts least.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from autoplan.costs.block import NO_CALLS, HostCalls, block_cost
 from autoplan.costs.resharding import conversion_time
 from autoplan.costs.terms import op_term, required_states
@@ -18,6 +20,7 @@ from autoplan.ir.placement import Partial, Placement, Replicate, Shard
 from autoplan.ir.strategy import OpStrategy
 from autoplan.rules import strategies
 from autoplan.solver.blocks import ModelPoint
+from benchmarks.accuracy.nemo import NO_EXTRAS, Extras, fp8_accelerator, with_extras
 
 __all__ = ["megatron_point", "megatron_strategies", "tp_group"]
 
@@ -31,7 +34,13 @@ def tp_group(tp: int, cluster: Cluster) -> Group:
 
 
 def megatron_point(
-    graph: Graph, tp: int, cluster: Cluster, *, sequence: bool, calls: HostCalls = NO_CALLS
+    graph: Graph,
+    tp: int,
+    cluster: Cluster,
+    *,
+    sequence: bool,
+    calls: HostCalls = NO_CALLS,
+    extras: Extras = NO_EXTRAS,
 ) -> ModelPoint:
     """Megatron's strategies of every class of blocks, and what they cost."""
     boundary: Placement = Shard(_SEQUENCE) if sequence and tp > 1 else Replicate()
@@ -42,8 +51,12 @@ def megatron_point(
             tuple(boundary if block.tensor(name).shape else Replicate() for name in names)
             for names in (block.inputs, block.outputs)
         )
-        chosen = megatron_strategies(block, group, cluster, boundary)
-        costs.append(block_cost(block, chosen, *sides, group, cluster, calls=calls))
+        where = cluster
+        if extras.fp8 and any("scaled_dot_product" in op.target for op in block.ops):
+            where = replace(cluster, accelerator=fp8_accelerator(cluster.accelerator))
+        chosen = megatron_strategies(block, group, where, boundary)
+        cost = block_cost(block, chosen, *sides, group, where, calls=calls)
+        costs.append(with_extras(cost, block, chosen, group, where, extras))
         ends.append(sides)
     return ModelPoint(
         boundary=boundary,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autoplan.capture import capture, load_model
@@ -15,6 +15,7 @@ from autoplan.ir.optimizer import UPDATE_RULES
 from autoplan.solver.blocks import ModelPoint
 from autoplan.solver.pricing import Overflow, Priced, price
 from benchmarks.accuracy.layout import megatron_point
+from benchmarks.accuracy.nemo import interleaved_time
 from benchmarks.accuracy.rows import Row, Skip, read_rows
 from benchmarks.accuracy.systems import Run, run_of
 
@@ -26,11 +27,15 @@ _NO_LIMIT = 2**60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """A row, its predicted seconds a step, and the bytes its memory column would show."""
+    """A row, its predicted seconds a step, and the bytes its memory column would show.
+
+    ``hides_tp``: the run's tensor parallelism is beside its matmuls.
+    """
 
     row: Row
     priced: Priced
     memory: float
+    hides_tp: bool
 
     @property
     def time_error(self) -> float:
@@ -62,16 +67,30 @@ class _Pricer:
     def price(self, run: Run) -> Priced:
         """Price of a run, whether it fits or not."""
         row, configuration = run.row, run.configuration
-        shape = (*sorted(run.kernels.items()), row.seq_len, row.dtype)
+        length = row.seq_len // run.extras.context
+        shape = (*sorted(run.kernels.items()), length, row.dtype)
         if shape not in self._captured:
             source = load_model(f"{_DECODER}:decoder", overrides=run.kernels)
-            self._captured[shape] = capture(source, seq_len=row.seq_len, dtype=row.dtype)
+            self._captured[shape] = capture(source, seq_len=length, dtype=row.dtype)
         graph = self._captured[shape].at(configuration.micro_batch_size)
-        spec = (run.cluster.accelerator.name, run.cluster.ranks_per_node, run.cluster.inter)
-        key = (shape, spec, configuration.micro_batch_size, row.tp, row.sequence)
+        device = run.cluster.accelerator
+        spec = (
+            device.name,
+            device.attention_efficiency,
+            run.cluster.ranks_per_node,
+            run.cluster.domain,
+            run.cluster.inter,
+            run.cluster.nodes > 1,  # of one node, a ring stays inside
+        )
+        key = (shape, spec, configuration.micro_batch_size, row.tp, row.sequence, run.extras)
         if key not in self._points:
             self._points[key] = megatron_point(
-                graph, row.tp, run.cluster, sequence=row.sequence, calls=run.calls
+                graph,
+                row.tp,
+                run.cluster,
+                sequence=row.sequence,
+                calls=run.calls,
+                extras=run.extras,
             )
         result = price(
             graph,
@@ -83,6 +102,10 @@ class _Pricer:
             cut=run.cut,
         )
         assert not isinstance(result, Overflow)
+        if run.extras.chunks > 1 and run.cut is not None:
+            chunks = run.extras.chunks
+            seconds = interleaved_time(graph, result, run.cluster, run.cut, chunks)
+            result = replace(result, step_time=seconds)
         return result
 
 
@@ -120,7 +143,14 @@ def _compare(path: Path, progress: Callable[[str], None]) -> FileResult:
         except Skip as skip:
             skipped.append((name, str(skip)))
             continue
-        compared.append(Compared(row=row, priced=priced, memory=_shown(run, priced)))
+        compared.append(
+            Compared(
+                row=row,
+                priced=priced,
+                memory=_shown(run, priced),
+                hides_tp=run.extras.hides_tp,
+            )
+        )
         if time.monotonic() - started > 5:
             started = time.monotonic()
             progress(f"{path.stem}: {done + 1} of {len(rows)} rows")

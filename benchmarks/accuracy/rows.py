@@ -41,10 +41,13 @@ class Row:
     interconnect: str
     precision: str
     dtype: str
+    fp8: bool
     dp: int
     tp: int
     sequence: bool
     pp: int
+    chunks: int
+    context: int
     zero: str
     replicas: int
     micro_batch: int
@@ -96,7 +99,7 @@ def _row(fields: Mapping[str, str], file: str) -> Row:
     step_time = _number(fields, "step_time_s") or _number(fields, "step_time_derived_s")
     _check_in_space(fields)
     dtype = next((dtype for mark, dtype in _DTYPES if mark in fields["precision"].lower()), "")
-    if not dtype or dtype == "fp8":
+    if not dtype:
         raise Skip(f"precision {fields['precision'].split()[0]}")
     for name, what in (("n_layers", "layers"), ("n_heads", "heads"), ("hidden", "hidden size")):
         if not fields[name]:
@@ -117,11 +120,14 @@ def _row(fields: Mapping[str, str], file: str) -> Row:
         ranks_per_node=_whole(fields, "gpus_per_node"),
         interconnect=fields["interconnect"],
         precision=fields["precision"],
-        dtype=dtype,
+        dtype="bfloat16" if dtype == "fp8" else dtype,
+        fp8=dtype == "fp8",
         dp=_whole(fields, "dp") or 1,
         tp=_whole(fields, "tp") or 1,
         sequence=fields["sp"] == "yes",
         pp=_whole(fields, "pp") or 1,
+        chunks=_whole(fields, "vpp") or 1,
+        context=_whole(fields, "cp") or 1,
         zero=fields["zero_stage_or_fsdp"],
         replicas=_whole(fields, "hsdp_replicas") or 1,
         micro_batch=_whole(fields, "micro_batch"),
@@ -142,9 +148,7 @@ def _check_in_space(fields: Mapping[str, str]) -> None:
     """Skip a row that uses what the search space doesn't have."""
     for name, what in (
         ("n_experts", "experts"),
-        ("cp", "context parallelism"),
         ("ep", "expert parallelism"),
-        ("vpp", "virtual stages"),
     ):
         if _whole(fields, name) > 1:
             raise Skip(what)

@@ -19,6 +19,7 @@ from autoplan.ir.recompute import Recompute
 from autoplan.profiles import load_cluster
 from autoplan.solver.inter import StageCut
 from autoplan.solver.space import Configuration
+from benchmarks.accuracy.nemo import NO_EXTRAS, Extras
 from benchmarks.accuracy.rows import Row, Skip
 
 __all__ = ["Run", "run_of"]
@@ -28,6 +29,8 @@ Kernels = dict[str, int | float | bool]
 # Share of the line rate that collectives reach: profiles/hardware, infiniband-ndr, ethernet-100g.
 _INFINIBAND_SHARE = 0.97
 _ROCE_SHARE = 0.75
+# Ranks of an NVL72 rack that runs of powers of two use: 16 of its 18 nodes of 4.
+_RACK = 64
 _VTRAIN_VOCAB = 50257  # vocab_size in src/config.py of VIA-Research/vTrain@f8dda84
 # What Megatron-LM pads a vocabulary to, times tp (--make-vocab-size-divisible-by's default).
 _VOCAB_MULTIPLE = 128
@@ -44,6 +47,11 @@ _MEGATRON = ("vtrain", "bloom_prequel")
 # 40 % on the A100 (arXiv 2307.08691, abstract). It issues the A100's instructions on the H100 too,
 # as version 2 does, whose rates there are 327.9 and 179.5 TFLOP/s (profiles/hardware).
 _FIRST_FLASH = {"A100": 0.325, "H100": 0.325 * 312 / 989 * 327.9 / 179.5}
+# TFLOP/s of cuDNN's causal attention on an H100 by length of sequence, head of 128: arXiv
+# 2407.08608, figure 5; its backward, without a mask, is 4 % slower or less (figure 6). Nothing
+# is published for the GB200, which gets the same part of its peak.
+_CUDNN = {2048: 484, 4096: 518, 8192: 529}
+_H100_PEAK = 989
 _DEVICES = {
     "A100-80GB-SXM": "a100-80gb",
     "A100-40GB-SXM": "a100-40gb",
@@ -63,6 +71,7 @@ class Run:
     cluster: Cluster
     cut: StageCut | None
     calls: HostCalls
+    extras: Extras
 
 
 def run_of(row: Row) -> Run:
@@ -72,18 +81,20 @@ def run_of(row: Row) -> Run:
         raise Skip("no rule for this file")
     if not row.micro_batch or not row.global_batch:
         raise Skip("microbatch or global batch not stated")
-    if row.ranks != row.dp * row.tp * row.pp:
-        raise Skip("ranks are not dp x tp x pp")
+    extras = _extras(row)
+    if row.ranks != row.dp * row.tp * row.pp * row.context:
+        raise Skip("ranks are not dp x tp x pp x cp")
     if row.global_batch % (row.dp * row.micro_batch):
         raise Skip("global batch does not divide")
     kernels, zero, sync = system(row)
-    if zero and row.dp == 1:
+    summed = row.dp * row.context  # ranks of a sequence sum their gradients too
+    if zero and summed == 1:
         zero = 0
     within = re.search(r"within (\d+)", row.zero)  # ZeRO's group; replicas around it
-    replicas = max(1, row.dp * row.tp // int(within[1])) if within else row.replicas
-    shard = row.dp // replicas if zero else 1
+    replicas = max(1, summed * row.tp // int(within[1])) if within else row.replicas
+    shard = summed // replicas if zero else 1
     configuration = Configuration(
-        mesh=Mesh(pp=row.pp, dp_replicate=row.dp // shard, dp_shard=shard, tp=row.tp),
+        mesh=Mesh(pp=row.pp, dp_replicate=summed // shard, dp_shard=shard, tp=row.tp),
         micro_batch_size=row.micro_batch,
         microbatches=row.global_batch // (row.dp * row.micro_batch),
         zero=zero,
@@ -98,7 +109,29 @@ def run_of(row: Row) -> Run:
         cluster=_with_software(_cluster(row), row),
         cut=_cut(row),
         calls=_MEGATRON_CALLS if row.file in _MEGATRON else NO_CALLS,
+        extras=extras,
     )
+
+
+def _extras(row: Row) -> Extras:
+    """What NeMo runs; other files have none of it."""
+    if row.file == "dgxc_benchmarking":
+        if row.seq_len % row.context:
+            raise Skip("sequence does not divide")
+        return Extras(
+            context=row.context,
+            chunks=row.chunks,
+            hides_tp=row.tp > 1 and row.sequence,
+            fp8=row.fp8,
+            attention_again=row.recompute.startswith("selective"),
+        )
+    if row.fp8:
+        raise Skip(f"precision {row.precision.split()[0]}")
+    if row.context > 1:
+        raise Skip("context parallelism")
+    if row.chunks > 1:
+        raise Skip("virtual stages")
+    return NO_EXTRAS
 
 
 def _recompute(row: Row) -> Recompute:
@@ -117,6 +150,9 @@ def _recompute(row: Row) -> Recompute:
         return Recompute.FULL
     if text == "none":
         return Recompute.NONE
+    if row.file == "dgxc_benchmarking" and (not text or text.startswith("selective (core")):
+        # Not set in the recipe: Megatron-Core's default is none. Of attention alone: `Extras`.
+        return Recompute.NONE
     raise Skip(f"recompute {text.split('(')[0].strip() or 'not stated'}")
 
 
@@ -124,10 +160,11 @@ def _cut(row: Row) -> StageCut | None:
     """Even stages: of layers, or with embedding and head counted as layers (DeepSpeed)."""
     if row.pp == 1:
         return None
-    if row.layers % row.pp == 0:
+    stages = row.pp * row.chunks
+    if row.layers % stages == 0:
         each = row.layers // row.pp
         ends = [1 + each * stage for stage in range(1, row.pp)]
-    elif (row.layers + 2) % row.pp == 0:
+    elif (row.layers + 2) % stages == 0:
         each = (row.layers + 2) // row.pp
         ends = [each * stage for stage in range(1, row.pp)]
     else:
@@ -147,6 +184,10 @@ def _cluster(row: Row) -> Cluster:
     cluster = load_cluster(f"{row.ranks // per_node}x{per_node}x{device}")
     if cluster.nodes == 1:
         return cluster
+    if "NVL72" in row.interconnect:
+        if row.ranks % _RACK:
+            raise Skip("ranks are not whole racks")
+        cluster = replace(cluster, domain=_RACK)
     bandwidth = _network(row.interconnect, row.ranks_per_node)
     if bandwidth:
         cluster = replace(cluster, inter=replace(cluster.inter, bandwidth=bandwidth))
@@ -158,9 +199,18 @@ def _with_software(cluster: Cluster, row: Row) -> Cluster:
     device = cluster.accelerator
     if row.file in _MEGATRON:
         device = replace(device, dispatch_latency=_MEGATRON_DISPATCH)
+    if row.file == "dgxc_benchmarking":
+        device = replace(device, attention_efficiency=_cudnn(row.seq_len))
     if row.file == "llm_foundry":
         device = replace(device, attention_efficiency=_FIRST_FLASH[device.name[:4]])
     return replace(cluster, accelerator=device)
+
+
+def _cudnn(seq_len: int) -> float:
+    """Part of the peak that TransformerEngine's attention reaches, which is cuDNN's."""
+    if seq_len not in _CUDNN:
+        raise Skip("no rate of attention for this sequence")
+    return _CUDNN[seq_len] / _H100_PEAK
 
 
 def _network(text: str, ranks_per_node: int) -> float:

@@ -145,7 +145,7 @@ def _reason(row: Compared, spread: float) -> str:
         return "the same plan's runs differ by over 15 %"
     if row.row.ranks >= _MANY_RANKS:
         return f"{_MANY_RANKS} ranks or more: networks shared by many nodes, stragglers"
-    if plan.mesh.tp > 1:
+    if plan.mesh.tp > 1 and not row.hides_tp:
         return "tensor parallel ranks wait for each other at every collective"
     if plan.zero >= 2:
         return "few tokens a rank: compute slows down beside gathers and reductions"

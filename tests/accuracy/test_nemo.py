@@ -1,0 +1,102 @@
+"""Terms of NeMo runs against their closed forms."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autoplan.capture import capture, load_model
+from autoplan.costs.data_parallel import GradientSync
+from autoplan.ir.mesh import Mesh
+from autoplan.ir.optimizer import UPDATE_RULES
+from autoplan.ir.recompute import Recompute
+from autoplan.profiles import load_cluster
+from autoplan.solver.inter import StageCut
+from autoplan.solver.pricing import price
+from autoplan.solver.space import Configuration
+from benchmarks.accuracy.layout import megatron_point
+from benchmarks.accuracy.nemo import Extras, fp8_accelerator, interleaved_time
+from benchmarks.accuracy.rows import Skip
+
+DECODER = Path(__file__).parents[2] / "benchmarks/accuracy/decoder.py:decoder"
+SIZES = {
+    "vocab": 512, "hidden": 1024, "layers": 8, "heads": 8, "ffn": 4096, "flash": True,
+    "tied": False, "dropout": 0.0,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return capture(load_model(str(DECODER), overrides=SIZES), seq_len=2048, dtype="bfloat16").at(1)
+
+
+def layer(graph, tp, extras, spec="8xh100"):
+    point = megatron_point(graph, tp, load_cluster(spec), sequence=True, extras=extras)
+    return max(zip(graph.classes, point.costs, strict=True), key=lambda pair: len(pair[0].ops))[1]
+
+
+def test_attention_of_a_ring_sees_all_keys(graph):
+    """Each further step of the ring is attention within a part once more."""
+    times = [layer(graph, 1, Extras(context=n)) for n in (1, 2, 4)]
+    steps = [cost.forward - times[0].forward for cost in times]
+    assert steps[0] == 0.0
+    assert steps[2] == pytest.approx(3 * steps[1])
+    again = layer(graph, 1, Extras(attention_again=True))
+    assert again.backward - times[0].backward == pytest.approx(steps[1])
+
+
+def test_a_slow_ring_does_not_hide(graph):
+    cluster = load_cluster("8xh100")
+    slow = replace(cluster, intra=replace(cluster.intra, bandwidth=1e9, latency=0.0))
+    point = megatron_point(graph, 1, slow, sequence=False, extras=Extras(context=2))
+    fast = layer(graph, 1, Extras(context=2))
+    step = fast.forward - layer(graph, 1, Extras()).forward
+    exposed = max(cost.tp_forward for cost in point.costs)
+    sent = 2 * 2048 * 1024 * 2  # keys and values, two bytes an element
+    assert fast.tp_forward == 0.0
+    assert exposed == pytest.approx(sent / 1e9 - step)
+
+
+def test_user_buffers_leave_one_chunk(graph):
+    plain, hidden = (layer(graph, 4, Extras(hides_tp=hides)) for hides in (False, True))
+    assert hidden.tp_forward == max(plain.tp_forward / 4, plain.tp_forward - plain.forward)
+    assert 0.0 < hidden.tp_forward < plain.tp_forward
+
+
+def test_fp8_is_faster_but_for_attention_and_casts(graph):
+    plain, fast = (layer(graph, 1, Extras(fp8=fp8)) for fp8 in (False, True))
+    assert plain.forward / 2 < fast.forward < plain.forward
+    h100 = load_cluster("8xh100").accelerator
+    device = fp8_accelerator(h100)
+    assert device.peak("bfloat16") == h100.peak("float8_e4m3fn")
+    attention = [d.attention_efficiency * d.peak("bfloat16") for d in (h100, device)]
+    assert attention[0] == pytest.approx(attention[1])
+    with pytest.raises(Skip, match="no fp8 rate"):
+        fp8_accelerator(load_cluster("8xa100").accelerator)
+
+
+def test_chunks_divide_the_bubble(graph):
+    """Narayanan et al. 2021: (p - 1) / v microbatches of a rank, not p - 1."""
+    cluster, ranks, microbatches = load_cluster("4xh100"), 4, 32
+    cut = StageCut(
+        ranges=((0, 3), (3, 5), (5, 7), (7, 10)), objective=0.0, peak_memory=0, shortfall=0
+    )
+    configuration = Configuration(
+        mesh=Mesh(pp=ranks, dp_replicate=1, dp_shard=1, tp=1), micro_batch_size=1,
+        microbatches=microbatches, zero=0, recompute=Recompute.NONE, schedule="1f1b",
+        sync=GradientSync(),
+    )  # fmt: skip
+    point = megatron_point(graph, 1, cluster, sequence=False)
+    priced = price(
+        graph, configuration, point, cluster, update=UPDATE_RULES["adamw"],
+        memory_limit=2**60, cut=cut,
+    )  # fmt: skip
+    # Equal ranks and no messages: embedding and head are not in the closed form.
+    even = tuple(replace(stage, time=priced.stages[1].time) for stage in priced.stages)
+    priced = replace(priced, stages=even, optimizer=0.0)
+    silent = replace(cluster, intra=replace(cluster.intra, bandwidth=1e30, latency=0.0))
+    seconds = interleaved_time(graph, priced, silent, cut, 2)
+    time = even[0].time
+    work = time.forward + time.backward
+    ends = time.tail_dp + time.tail_tp
+    assert seconds == pytest.approx(work * (microbatches + (ranks - 1) / 2) + ends, rel=1e-6)
