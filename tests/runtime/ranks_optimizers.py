@@ -52,6 +52,7 @@ def check(name: str, zero: int, dtype: str, *, master: bool, reference: list[flo
         update=update_rule(name, master=master),
         pipelined=False,
         microbatches=1,
+        replicated=True,
     )
     predicted = state_bytes(trainable, trainable, settings)[2]
     assert size == predicted, f"{label}: {size} bytes of state, {predicted} predicted"

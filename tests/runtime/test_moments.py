@@ -200,6 +200,7 @@ def test_predicted_bytes_of_state_are_those_of_its_tensors(
         update=update_rule(name, master=master),
         pipelined=False,
         microbatches=1,
+        replicated=False,
     )
     measured = sum(t.numel() * t.element_size() for t in optimizer.state_tensors())
     assert state_bytes(numel, numel, settings)[2] == measured
