@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from autoplan.cli.outcome import Outcome, Progress
 from autoplan.cli.solve_command import DTYPES, overrides, sequence_length
-from autoplan.errors import UsageError
+from autoplan.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from autoplan.profiler.targets import Target
@@ -139,7 +139,12 @@ def _known(output: Path, machine: Machine) -> MeasuredProfile | None:
         return None
     from autoplan.profiles.measured import load_profile
 
-    profile = load_profile(output)
+    try:
+        profile = load_profile(output)
+    except InputError as error:
+        raise InputError(
+            str(error), hint="measure again with --fresh, or name another file"
+        ) from error
     other = machine.measured(profile)
     if other:
         raise UsageError(

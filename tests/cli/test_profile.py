@@ -66,7 +66,7 @@ def test_a_truncated_file_is_refused_with_what_to_do(
     path = profile_here(tmp_path / "cpu.json")
     path.write_text(path.read_text()[:200])
     assert main(["profile", *MODEL, "-o", str(path)]) == 6
-    assert "measure again: autoplan profile" in capsys.readouterr().err
+    assert "measure again with --fresh" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
