@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 
 import pytest
 
@@ -11,6 +13,10 @@ from benchmarks.accuracy.__main__ import main
 from benchmarks.accuracy.grid import grid
 from benchmarks.accuracy.local import chosen_rows, run_local
 from benchmarks.accuracy.local_table import memory_errors, text
+
+pytestmark = pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "c++")) is None, reason="counting bytes needs a C++ compiler"
+)
 
 
 def test_grid_covers_three_models_in_every_layout():

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
 
 import pytest
 import torch
 
 from benchmarks.accuracy.meter import Meter, build
+
+pytestmark = pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "c++")) is None, reason="counting bytes needs a C++ compiler"
+)
 
 
 @pytest.fixture(scope="module")
