@@ -198,12 +198,7 @@ def _solve(parser: argparse.ArgumentParser) -> None:
     work.add_argument(
         "--global-batch", required=True, type=_positive, metavar="N", help="sequences a step"
     )
-    work.add_argument(
-        "--seq-len",
-        type=_positive,
-        metavar="S",
-        help="tokens a sequence (default: the longest the model's configuration allows)",
-    )
+    _seq_len(work)
     work.add_argument(
         "--dtype",
         type=_one_of("bf16", "fp32"),
@@ -234,15 +229,7 @@ def _solve(parser: argparse.ArgumentParser) -> None:
         help='what the loaders of one node give, e.g. "1200 samples/s", or a file of '
         "autoplan profile --loader",
     )
-    work.add_argument(
-        "--set",
-        action="append",
-        type=_assignment,
-        default=[],
-        metavar="KEY=VALUE",
-        help="override one field of the model's configuration; may be repeated",
-    )
-    _trust(work)
+    _configuration(work)
     pins = parser.add_argument_group("decisions to fix (default: the planner chooses)")
     for name in ("tp", "pp", "dp-shard", "dp-replicate"):
         pins.add_argument(f"--{name}", type=_positive, metavar="N", help=f"degree of {name}")
@@ -284,12 +271,7 @@ def _inspect(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="built-in name (llama3-8b), config.json or its folder, or file.py:factory",
     )
-    parser.add_argument(
-        "--seq-len",
-        type=_positive,
-        metavar="S",
-        help="tokens a sequence (default: the longest the model's configuration allows)",
-    )
+    _seq_len(parser)
     parser.add_argument(
         "--tp", type=_positive, metavar="N", help="ranks that share an operator (default: 2)"
     )
@@ -299,6 +281,19 @@ def _inspect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", type=_one_of("bf16", "fp32"), metavar="{bf16,fp32}", help="default: bf16"
     )
+    _configuration(parser)
+
+
+def _seq_len(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--seq-len",
+        type=_positive,
+        metavar="S",
+        help="tokens a sequence (default: the longest the model's configuration allows)",
+    )
+
+
+def _configuration(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--set",
         action="append",
@@ -384,24 +379,11 @@ def _profile(parser: argparse.ArgumentParser) -> None:
         help="only these microbatch sizes",
     )
     work.add_argument("--tp", type=_positives, metavar="N,...", help="only these degrees of tp")
-    work.add_argument(
-        "--seq-len",
-        type=_positive,
-        metavar="S",
-        help="tokens a sequence (default: the longest the model's configuration allows)",
-    )
+    _seq_len(work)
     work.add_argument(
         "--dtype", type=_one_of("bf16", "fp32"), metavar="{bf16,fp32}", help="default: fp32"
     )
-    work.add_argument(
-        "--set",
-        action="append",
-        type=_assignment,
-        default=[],
-        metavar="KEY=VALUE",
-        help="override one field of the model's configuration; may be repeated",
-    )
-    _trust(work)
+    _configuration(work)
 
 
 def _calibrate(parser: argparse.ArgumentParser) -> None:

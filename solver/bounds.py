@@ -46,13 +46,7 @@ class ModelSize:
 
     def kept(self, recompute: Recompute) -> int:
         """Bytes held from forward to backward."""
-        match recompute:
-            case Recompute.NONE:
-                return self.saved
-            case Recompute.SELECTIVE:
-                return self.selected
-            case Recompute.FULL:
-                return self.boundary
+        return recompute.of(self.saved, self.selected, self.boundary)
 
 
 def pipeline_bound(total: float, stages: int, microbatches: int) -> float:

@@ -81,33 +81,15 @@ class BlockCost:
 
     def kept(self, recompute: Recompute) -> int:
         """Bytes held from forward to backward."""
-        match recompute:
-            case Recompute.NONE:
-                return self.saved
-            case Recompute.SELECTIVE:
-                return self.selected
-            case Recompute.FULL:
-                return self.boundary
+        return recompute.of(self.saved, self.selected, self.boundary)
 
     def made_again(self, recompute: Recompute) -> int:
         """Bytes of saved tensors that exist only while the block's backward runs."""
-        match recompute:
-            case Recompute.NONE:
-                return 0
-            case Recompute.SELECTIVE:
-                return self.remade
-            case Recompute.FULL:
-                return self.saved
+        return recompute.of(0, self.remade, self.saved)
 
     def forward_again(self, recompute: Recompute) -> float:
         """Seconds of the forward, collectives included, that are paid again in backward."""
-        match recompute:
-            case Recompute.NONE:
-                return 0.0
-            case Recompute.SELECTIVE:
-                return self.again + self.tp_again
-            case Recompute.FULL:
-                return self.forward + self.tp_forward
+        return recompute.of(0.0, self.again + self.tp_again, self.forward + self.tp_forward)
 
 
 @dataclass(frozen=True, slots=True)

@@ -309,6 +309,19 @@ class Graph:
             if position not in instance.unused
         )
 
+    def shared_block(self) -> BlockClass:
+        """The shared operators as a block without ends or parameters."""
+        return BlockClass(
+            name="shared",
+            ops=self.shared_ops,
+            tensors=self.shared_tensors,
+            inputs=(),
+            outputs=(),
+            parameters=(),
+            buffers=(),
+            shared=(),
+        )
+
     def parameter(self, fqn: str) -> Parameter:
         """Parameter of that FQN."""
         for parameter in self.parameters:

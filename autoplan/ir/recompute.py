@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TypeVar
 
 from autoplan.ir.graph import Graph, Op
 
 __all__ = ["Recompute", "is_kept", "recompute_levels"]
+
+Number = TypeVar("Number", int, float)
 
 # Torch runs these as several operators that write into each other's results.
 _RECURRENT = ("aten.gru.", "aten.lstm.", "aten.rnn_")
@@ -22,6 +25,10 @@ class Recompute(StrEnum):
     NONE = "none"
     SELECTIVE = "selective"
     FULL = "full"
+
+    def of(self, none: Number, selective: Number, full: Number) -> Number:
+        """What a level has, of the values of all three."""
+        return {"none": none, "selective": selective, "full": full}[self.value]
 
 
 def is_kept(op: Op) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autoplan.ir.placement import CollectiveKind, Placement
+from autoplan.ir.graph import Op
+from autoplan.ir.placement import CollectiveKind, Placement, Replicate
 
 __all__ = ["InnerCollective", "OpStrategy"]
 
@@ -40,3 +41,8 @@ class OpStrategy:
         ins = ",".join(map(str, self.inputs))
         outs = ",".join(map(str, self.outputs))
         return f"{ins} -> {outs}" + (f" [{self.call}]" if self.call else "")
+
+    @classmethod
+    def whole(cls, op: Op) -> OpStrategy:
+        """Strategy of an operator on whole tensors."""
+        return cls(inputs=(Replicate(),) * len(op.inputs), outputs=(Replicate(),) * len(op.outputs))

@@ -54,7 +54,6 @@ def measure_operators(
     journal: Path,
     progress: Callable[[str], None],
     *,
-    device: str = "cpu",
     budget: float = _BUDGET,
 ) -> tuple[OperatorTiming, ...]:
     """Timings of the targets; what the journal holds already isn't measured again.
@@ -68,7 +67,7 @@ def measure_operators(
         _prepare(journal, machine, begin=not known)
         try:
             with tempfile.TemporaryDirectory(prefix="autoplan-operators-") as name:
-                _measure(left, machine, journal, Path(name), progress, device, budget)
+                _measure(left, machine, journal, Path(name), progress, budget)
         except RankFailed as failed:
             known, left = _split(targets, journal, machine)
             if not failed.killed or not left:
@@ -109,7 +108,6 @@ def _measure(
     journal: Path,
     folder: Path,
     progress: Callable[[str], None],
-    device: str,
     budget: float,
 ) -> None:
     task = folder / "task.json"
@@ -118,7 +116,6 @@ def _measure(
             {
                 "ranks": machine.ranks,
                 "threads": machine.threads,
-                "device": device,
                 "budget": budget,
                 "journal": str(journal.resolve()),
                 "targets": json.loads(targets_to_json(targets)),

@@ -15,7 +15,7 @@ from autoplan.costs.compute import is_view
 from autoplan.costs.signature import operator_signature
 from autoplan.ir.experts import EXPERTS, experts_region
 from autoplan.ir.graph import BlockClass, Graph, Op, Tensor, aten_name
-from autoplan.ir.placement import Replicate, shard_shape
+from autoplan.ir.placement import shard_shape
 from autoplan.ir.record import op_to_record
 from autoplan.ir.strategy import OpStrategy
 from autoplan.rules import library_of, localize, strategies
@@ -59,17 +59,7 @@ def find_targets(graphs: Iterable[Graph], degrees: Iterable[int]) -> tuple[Targe
     found: dict[str, Target] = {}
     wanted = sorted(set(degrees))
     for graph in graphs:
-        shared = BlockClass(
-            name="shared",
-            ops=graph.shared_ops,
-            tensors=graph.shared_tensors,
-            inputs=(),
-            outputs=(),
-            parameters=(),
-            buffers=(),
-            shared=(),
-        )
-        for target in _targets(shared, 1, whole=True):
+        for target in _targets(graph.shared_block(), 1, whole=True):
             found.setdefault(target.signature, target)
         for ranks in wanted:
             for block in graph.classes:
@@ -84,8 +74,7 @@ def _targets(block: BlockClass, ranks: int, *, whole: bool = False) -> Iterator[
             continue
         offered: Iterable[OpStrategy] = strategies(op, block, ranks)
         if whole:
-            replicated = (Replicate(),) * len(op.inputs)
-            offered = (OpStrategy(inputs=replicated, outputs=(Replicate(),) * len(op.outputs)),)
+            offered = (OpStrategy.whole(op),)
         for strategy in offered:
             yield _target(op, block, strategy, ranks)
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from autoplan.profiler.clock import Stopwatch
 from autoplan.profiler.operator import Operands, Operator
 from autoplan.profiler.silence import silent_collectives
-from autoplan.runtime import keep_freed_memory
+from autoplan.profiles.measure.start import start_rank
 
 __all__ = ["Timing", "main", "measure"]
 
@@ -42,20 +42,9 @@ def main(argv: list[str]) -> None:
     """Measure the targets of a task; rank 0 appends each to the task's journal at once."""
     task = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
     rank, ranks = int(argv[1]), int(task["ranks"])
-    torch.set_num_threads(int(task["threads"]))
-    keep_freed_memory()  # as the programs do that run what is measured
-    torch.manual_seed(rank)
-    device = torch.device(task["device"], rank) if task["device"] == "cuda" else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    if ranks > 1:
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{argv[2]}",
-            rank=rank,
-            world_size=ranks,
-            timeout=timedelta(minutes=10),
-        )
+    threads = int(task["threads"])
+    start_rank(rank, ranks, threads=threads, store=argv[2], timeout=timedelta(minutes=10))
+    device = torch.device("cpu")
     with Path(task["journal"]).open("a", encoding="utf-8") as journal:
         for index, record in enumerate(task["targets"]):
             timing = _shared(_timing(record, device, float(task["budget"])), ranks)
@@ -101,7 +90,7 @@ def _shared(timing: Timing, ranks: int) -> Timing:
 
 def measure(operator: Operator, device: torch.device, budget: float) -> Timing:
     """Median seconds of forward and backward, and the spread of their sum, within a budget."""
-    watch = Stopwatch(device)
+    watch = Stopwatch()
     with silent_collectives(watch.exclude):
         started = time.perf_counter()
         empty = _empty_backward(watch, device)

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from autoplan.profiles.measure.collectives import COLLECTIVES, Make
 from autoplan.profiles.measure.overlap import measure_overlap
+from autoplan.profiles.measure.start import start_rank
 from autoplan.profiles.measure.steady import Measured, Sample, measure_steadily, sample_of
-from autoplan.runtime import keep_freed_memory
 
 __all__ = ["main"]
 
@@ -182,17 +182,7 @@ def main(argv: list[str]) -> None:
     """Measure and, on rank 0, write the timings as JSON."""
     rank, ranks, threads = map(int, argv[:3])
     sizes, store, result = _SIZES[argv[3]], argv[4], Path(argv[5])
-    torch.set_num_threads(threads)
-    keep_freed_memory()  # as the programs do that are priced by what is measured
-    torch.manual_seed(rank)
-    if ranks > 1:
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{store}",
-            rank=rank,
-            world_size=ranks,
-            timeout=timedelta(seconds=60),
-        )
+    start_rank(rank, ranks, threads=threads, store=store, timeout=timedelta(seconds=60))
     bench = _Bench(rank, ranks, sizes.budget, sizes.reference)
     tasks = [
         _latency(),

@@ -1,0 +1,30 @@
+"""How a rank that measures begins."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from autoplan.runtime import keep_freed_memory
+
+__all__ = ["start_rank"]
+
+
+def start_rank(rank: int, ranks: int, *, threads: int, store: str, timeout: timedelta) -> None:
+    """Set the process up as the programs do that are priced by what it measures.
+
+    With several ranks it joins their gloo group, by a file at ``store``.
+    """
+    torch.set_num_threads(threads)
+    keep_freed_memory()
+    torch.manual_seed(rank)
+    if ranks > 1:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{store}",
+            rank=rank,
+            world_size=ranks,
+            timeout=timeout,
+        )
