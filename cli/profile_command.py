@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -43,6 +44,7 @@ def run(args: argparse.Namespace) -> Outcome:
     from autoplan.profiles.measure import measure_cpu, write_profile
     from autoplan.profiles.measure.run import this_machine
 
+    _require_degrees(args.tp or (), int(match[1]))
     machine = this_machine(int(match[1]))
     progress = Progress(quiet=args.quiet, verbose=args.verbose > 0)
     journal = journal_path(output)
@@ -192,6 +194,15 @@ def _require_sizes(args: argparse.Namespace) -> None:
             raise UsageError(
                 f"--micro-batch-size {odd[0]} does not divide the global batch {args.global_batch}"
             )
+
+
+def _require_degrees(degrees: Sequence[int], ranks: int) -> None:
+    odd = [n for n in degrees if ranks % n]
+    if odd:
+        raise UsageError(
+            f"--tp {odd[0]} does not divide the {ranks} ranks of --cluster",
+            hint=f"one of: {', '.join(map(str, _divisors(ranks)))}",
+        )
 
 
 def _require_writable(path: Path) -> None:

@@ -195,3 +195,13 @@ def test_fresh_measures_all_again_without_what_a_cut_run_left(
     (timing,) = load_profile(path).operators
     assert timing.forward == 5e-6
     assert not journal.exists()
+
+
+def test_a_degree_that_does_not_divide_the_ranks_is_refused_before_any_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "cpu.json"
+    given = ["--cluster", "cpu:2", "--global-batch", "8", "--tp", "1,3", "-o", str(path)]
+    assert main(["profile", "gpt2", *given]) == 2
+    assert "--tp 3 does not divide the 2 ranks" in capsys.readouterr().err
+    assert not path.exists()
