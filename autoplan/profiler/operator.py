@@ -72,10 +72,15 @@ class Operator:
         made: dict[int, Tensor] = {}
         for number, operand in zip(self._tensors, self._operands, strict=True):
             if number not in made:
-                shape, dtype, grad, below, ascend = operand
+                shape, dtype, grad, below, ascend, _ = operand
                 make = self._ascending if ascend else self._random
                 made[number] = make(tuple(shape), getattr(torch, dtype), grad, below)
         return [made[number] for number in sorted(made)]
+
+    def computed(self, operands: Operands) -> list[Tensor]:
+        """Those that an operator before has just computed: all but what the block holds."""
+        held = {n: o[-1] for n, o in zip(self._tensors, self._operands, strict=True)}
+        return [x for x, n in zip(operands, sorted(held), strict=True) if not held[n]]
 
     def _ascending(
         self, shape: tuple[int, ...], dtype: torch.dtype, grad: bool, below: int

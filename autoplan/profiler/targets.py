@@ -28,13 +28,17 @@ _MAYBE_COPIES = ("reshape", "contiguous", "clone", "_unsafe_view")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operand:
-    """A tensor to make: integers lie in ``[0, below)``, from 0 upwards where they ``ascend``."""
+    """A tensor to make: integers lie in ``[0, below)``, from 0 upwards where they ``ascend``.
+
+    ``held`` is one that the block holds, a parameter or buffer: nothing has just computed it.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     requires_grad: bool
     below: int
     ascend: bool = False
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +92,15 @@ def _target(op: Op, block: BlockClass, strategy: OpStrategy, ranks: int) -> Targ
     # A function of the runtime takes indices of the whole tensor.
     indexed = [t.shape for t in inputs] if strategy.call else shapes
     below = _below(op, block, inputs, indexed)
+    held = {*block.parameters, *block.buffers}
     operands = [
-        Operand(shape=shape, dtype=t.dtype, requires_grad=t.requires_grad, below=below)
+        Operand(
+            shape=shape,
+            dtype=t.dtype,
+            requires_grad=t.requires_grad,
+            below=below,
+            held=t.name in held,
+        )
         for t, shape in zip(inputs, shapes, strict=True)
     ]
     if "embedding_bag" in op.target:  # the third is where each bag begins among the second
@@ -134,7 +145,7 @@ def targets_to_json(targets: Iterable[Target]) -> str:
                 "call": target.call,
                 "ranks": target.ranks,
                 "operands": [
-                    [list(o.shape), o.dtype, o.requires_grad, o.below, o.ascend]
+                    [list(o.shape), o.dtype, o.requires_grad, o.below, o.ascend, o.held]
                     for o in target.operands
                 ],
                 "tensors": target.tensors,

@@ -4,7 +4,9 @@ Ranks on one machine share its cores and memory, so all measure the same target 
 An operator runs on several sets of operands one after another, whose results are all held until
 their backward, latest first, as a training step does: so what is read in the forward has just
 been written, what backward reads has not been touched for a while, and memory that was freed is
-used again as often as in a step.
+used again as often as in a step. Before each run other memory is passed over, as the other
+operators of a step do: a small operator takes two to four times as long then, since its code,
+its parameters and the memory of its results are in none of the core's own caches.
 """
 
 from __future__ import annotations
@@ -29,11 +31,12 @@ from autoplan.profiles.measure.start import start_rank
 
 __all__ = ["Timing", "main", "measure"]
 
-_MOST_SETS = 16
+_MOST_SETS = 64
 _LEAST_ROUNDS = 3
 _MOST_ROUNDS = 50
 _NO_MEMORY = "can't allocate memory"  # of the CPU allocator, which has no error of its own
 _HELD = 2**27  # bytes of operands and results that all sets may hold together
+_PASSED = 2**20  # float32 elements passed over between runs, more than a core's own caches hold
 
 Timing = dict[str, Any]
 
@@ -93,7 +96,8 @@ def measure(operator: Operator, device: torch.device, budget: float) -> Timing:
     watch = Stopwatch()
     with silent_collectives(watch.exclude):
         started = time.perf_counter()
-        empty = _empty_backward(watch, device)
+        passed = torch.zeros(_PASSED, device=device)
+        empty = _empty_backward(watch, passed)
         held = _bytes(operator, watch)
         once = time.perf_counter() - started
         sets = max(1, min(_MOST_SETS, _HELD // max(1, held)))
@@ -106,7 +110,7 @@ def measure(operator: Operator, device: torch.device, budget: float) -> Timing:
         while rounds < _LEAST_ROUNDS or (
             time.perf_counter() - started < budget and rounds < _MOST_ROUNDS
         ):
-            timed = _round(operator, operands, watch)
+            timed = _round(operator, operands, passed, watch)
             if rounds or budget < once:  # the first warms up
                 forwards += [forward for forward, _ in timed]
                 backwards += [max(0.0, backward - empty) for _, backward in timed]
@@ -132,21 +136,26 @@ def _bytes(operator: Operator, watch: Stopwatch) -> int:
     return sum(x.numel() * x.element_size() for x in (*operands, *results))
 
 
-def _empty_backward(watch: Stopwatch, device: torch.device) -> float:
+def _empty_backward(watch: Stopwatch, passed: Tensor) -> float:
     """Seconds that torch takes to start a backward, which a step does once."""
-    x = torch.ones(8, device=device, requires_grad=True)
-    seed = [torch.ones(8, device=device)]
-    return statistics.median(_backward([Operator.unkept([x])[0]], seed, watch) for _ in range(21))
+    x = torch.ones(8, device=passed.device, requires_grad=True)
+    seed = [torch.ones(8, device=passed.device)]
+    times = []
+    for _ in range(21):
+        passed.add_(1)
+        times.append(_backward([Operator.unkept([x])[0]], seed, watch))
+    return statistics.median(times)
 
 
 def _round(
-    operator: Operator, operands: list[Operands], watch: Stopwatch
+    operator: Operator, operands: list[Operands], passed: Tensor, watch: Stopwatch
 ) -> list[tuple[float, float]]:
     """Seconds of forward and backward of each set."""
     forwards: list[float] = []
     held: list[list[Tensor]] = []
     for one in operands:
-        for x in one:
+        passed.add_(1)
+        for x in operator.computed(one):
             _touch(x)
         inputs = Operator.unkept(one)
         made: list[list[Tensor]] = []
@@ -156,6 +165,9 @@ def _round(
     backwards: list[float] = []
     seeds = _seeds(held[0])
     while held:
+        passed.add_(1)
+        for x in seeds:
+            _touch(x)
         backwards.append(_backward(held.pop(), seeds, watch))
     return list(zip(forwards, reversed(backwards), strict=True))
 
