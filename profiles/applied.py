@@ -9,7 +9,15 @@ from importlib import metadata
 from pathlib import Path
 
 from autoplan.errors import InputError
-from autoplan.ir.hardware import Cluster, CollectiveCurve, Curve, Link, Provenance, Source
+from autoplan.ir.hardware import (
+    Cluster,
+    CollectiveCurve,
+    Curve,
+    Link,
+    Provenance,
+    Source,
+    UnitWork,
+)
 from autoplan.ir.placement import CollectiveKind
 from autoplan.profiles.catalogue import accelerator_file
 from autoplan.profiles.fit import Fit, fit_timings
@@ -24,6 +32,7 @@ from autoplan.profiles.measured import (
     describe,
     measured_accelerator,
 )
+from autoplan.profiles.wrappers import unit_work
 
 __all__ = ["apply_profile", "fits_of", "measured_link", "profile_notes"]
 
@@ -140,6 +149,25 @@ def _rising(points: Iterable[tuple[float, float]]) -> tuple[tuple[float, float],
     return tuple(reversed(rising))
 
 
+def _units(profile: MeasuredProfile) -> UnitWork | None:
+    """FSDP2's own work: what the collectives of all ranks leave of its units' timings."""
+    curves = {
+        kind: _curve((float(t.payload), t.time) for t in timings)
+        for kind in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
+        if (
+            timings := [
+                t for t in profile.collectives if (t.kind, t.ranks) == (kind, profile.ranks)
+            ]
+        )
+    }
+    if len(curves) < 2:
+        return None
+    gather, reduce = (curves[k] for k in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER))
+    return unit_work(
+        profile.units, lambda size: gather(float(size)), lambda size: reduce(float(size))
+    )
+
+
 def profile_notes(profile: MeasuredProfile, name: str) -> tuple[str, ...]:
     """Doubts about a profile: timings that vary, a machine that was slow, another torch."""
     timings = (
@@ -149,6 +177,8 @@ def profile_notes(profile: MeasuredProfile, name: str) -> tuple[str, ...]:
         ("attention", profile.attention),
         *((f"{t.kind} on {t.ranks} ranks, {t.payload} B", t) for t in profile.collectives),
         *((("overlap", profile.overlap),) if profile.overlap else ()),
+        *((f"recompute {t.level}", t) for t in profile.recompute),
+        *((f"FSDP2 unit of {t.parameters} parameters, {t.size} B", t) for t in profile.units),
     )
     notes = []
     noisy = [(t.spread, what) for what, t in timings if t.spread > NOISY]
@@ -171,6 +201,8 @@ def profile_notes(profile: MeasuredProfile, name: str) -> tuple[str, ...]:
             f"{name}: measured with torch {profile.torch}, here is {installed}; if plans run with "
             "that one, measure again: autoplan profile"
         )
+    if not profile.units and profile.ranks > 1:
+        notes.append(f"{name}: times no FSDP2 units: their copies are priced by bytes alone")
     if profile.overlap is None and profile.ranks > 1:
         notes.append(f"{name}: times no overlap: kernels beside collectives are a default")
     return tuple(notes)
@@ -199,6 +231,10 @@ def apply_profile(cluster: Cluster, profile: MeasuredProfile, *, path: Path) -> 
             hint=f"measure again with {cluster.ranks_per_node} ranks",
         )
     accelerator = measured_accelerator(profile, cluster.accelerator)
+    units = _units(profile)
+    if units is not None:
+        said = Source("units", Provenance.MEASURED, describe(profile))
+        accelerator = replace(accelerator, units=units, sources=(*accelerator.sources, said))
     notes = profile_notes(profile, path.name)
     if cluster.nodes > 1 and all(timing.level == "node" for timing in profile.collectives):
         notes += (

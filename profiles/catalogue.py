@@ -188,4 +188,5 @@ def to_accelerator(file: AcceleratorFile) -> Accelerator:
         else MatmulTiles(multiprocessors=tiles.multiprocessors, overhead=tiles.overhead),
         unaligned_matmul=1.0 if unaligned is None else unaligned.value,
         slow_down=SlowDown(*(figure.value for figure in slow_downs)),
+        synchronous=file.synchronous,
     )

@@ -31,6 +31,7 @@ from autoplan.profiles.schema import (
     quantity,
     read_record,
 )
+from autoplan.profiles.wrappers import RecomputeTiming, UnitTiming
 from autoplan.units import parse_time
 
 __all__ = [
@@ -223,6 +224,8 @@ class MeasuredProfile(Record):
     residuals: tuple[Residual, ...] = ()
     fits: tuple[CollectiveFit, ...] = ()
     overlap: OverlapTiming | None = None
+    units: tuple[UnitTiming, ...] = ()
+    recompute: tuple[RecomputeTiming, ...] = ()
     operators: tuple[OperatorTiming, ...] = ()
 
     @model_validator(mode="before")
@@ -319,6 +322,7 @@ def measured_accelerator(profile: MeasuredProfile, base: Accelerator) -> Acceler
         *(("update_efficiency",) if updates else ()),
         "kernel_latency",
         *(("compute_slow_down", "network_slow_down") if profile.overlap else ()),
+        *(("recompute",) if profile.recompute else ()),
     )
     kept = tuple(source for source in base.sources if source.field not in measured)
     return replace(
@@ -335,6 +339,7 @@ def measured_accelerator(profile: MeasuredProfile, base: Accelerator) -> Acceler
         update_efficiency=Curve(tuple(sorted(updates.items()))) if updates else None,
         kernel_latency=latency,
         operators=measured_operators(profile),
+        recompute=tuple((t.level, t.forward, t.backward) for t in profile.recompute),
         slow_down=base.slow_down if profile.overlap is None else profile.overlap.slow_down,
         sources=(*(Source(field, Provenance.MEASURED, said) for field in measured), *kept),
     )

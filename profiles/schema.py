@@ -168,6 +168,7 @@ class AcceleratorFile(Record):
     unaligned_matmul: Figure[Fraction] | None = None
     compute_slow_down: Figure[SlowDownFactor] | None = None
     network_slow_down: Figure[SlowDownFactor] | None = None
+    synchronous: bool = False
     intra: str
     inter: str
     max_ranks_per_node: Figure[Annotated[int, Field(ge=1)]]

@@ -181,13 +181,15 @@ def _blocks(
         # A tied parameter is gathered and reduced once; two stages do so each for itself.
         own = {fqn: n for fqn, n in counts.items() if configuration.pipelined or fqn not in seen}
         seen.update(counts)
+        operators = len(graph.classes[index].ops)
+        watched = cluster.accelerator.recompute_work(configuration.recompute.value)
         times.append(
             BlockTime(
-                forward=cost.forward,
+                forward=cost.forward + operators * watched[0],
                 backward=cost.backward,
                 tp_forward=cost.tp_forward,
                 tp_backward=cost.tp_backward,
-                again=cost.forward_again(configuration.recompute),
+                again=cost.forward_again(configuration.recompute) + operators * watched[1],
                 data_parallel=data_parallel_times(
                     numel=sum(own.values()),
                     trainable=sum(n for fqn, n in own.items() if trainable[fqn]),
@@ -195,6 +197,7 @@ def _blocks(
                     zero=configuration.zero,
                     mesh=configuration.mesh,
                     cluster=cluster,
+                    tensors=len(own),
                     sync=configuration.sync,
                 ),
             )
@@ -332,6 +335,7 @@ def _stage_time(
         ),
         overlaps=configuration.sync.overlaps,
         slow_down=cluster.accelerator.slow_down,
+        synchronous=cluster.accelerator.synchronous,
     )
 
 

@@ -42,7 +42,8 @@ class DataParallelTimes:
     ``accumulate`` is seconds to add a microbatch's gradients to those before it, which a rank
     without data parallelism does too. ``unpack`` is what FSDP2 computes around a gather: it
     copies the shards into one buffer, and what it gathered into the parameters. ``pack`` is that
-    of a reduction: gradients are copied into a buffer, with DDP only once a step.
+    of a reduction: gradients are copied into a buffer, with DDP only once a step. ``reduced`` is
+    bytes that the reduction sums.
     """
 
     gather: float
@@ -51,6 +52,7 @@ class DataParallelTimes:
     accumulate: float = 0.0
     unpack: float = 0.0
     pack: float = 0.0
+    reduced: int = 0
 
 
 def data_parallel_times(
@@ -61,9 +63,10 @@ def data_parallel_times(
     zero: int,
     mesh: Mesh,
     cluster: Cluster,
+    tensors: int = 1,
     sync: GradientSync = AS_PLANNED,
 ) -> DataParallelTimes:
-    """Seconds of the data-parallel collectives of ``numel`` local parameters.
+    """Seconds of the data-parallel collectives of ``numel`` local elements in ``tensors``.
 
     ``itemsize`` is bytes of an element in the compute dtype. FSDP2 reduces in float32, DDP
     in the compute dtype, unless ``sync`` says otherwise.
@@ -86,7 +89,12 @@ def data_parallel_times(
             publish = collective_time(CollectiveKind.ALL_GATHER, payload, owners, cluster)
         bucketed = update_time(2 * held, cluster.accelerator)
         return DataParallelTimes(
-            gather=0.0, reduce=reduce, publish=publish, accumulate=accumulate, pack=bucketed
+            gather=0.0,
+            reduce=reduce,
+            publish=publish,
+            accumulate=accumulate,
+            pack=bucketed,
+            reduced=trainable * sent,
         )
     shard = mesh.group(MeshAxis.DP_SHARD, sizes)
     gather = collective_time(CollectiveKind.ALL_GATHER, numel * itemsize, shard, cluster)
@@ -96,12 +104,19 @@ def data_parallel_times(
         local = trainable * sent // mesh.dp_shard
         reduce += collective_time(CollectiveKind.ALL_REDUCE, local, replicas, cluster)
     owned = numel / mesh.dp_shard
-    unpacked = owned * (4 + itemsize) + 2 * numel * itemsize
+    accelerator = cluster.accelerator
+    if accelerator.units is not None:
+        unpack = accelerator.units.unpack.seconds(tensors, 4 * numel)
+        pack = accelerator.units.pack.seconds(tensors, 4 * trainable)
+    else:
+        unpack = memory_time(owned * (4 + itemsize) + 2 * numel * itemsize, accelerator)
+        pack = memory_time(trainable * (itemsize + sent), accelerator)
     return DataParallelTimes(
         gather=gather,
         reduce=reduce,
         publish=0.0,
         accumulate=accumulate,
-        unpack=memory_time(unpacked, cluster.accelerator),
-        pack=memory_time(trainable * (itemsize + sent), cluster.accelerator),
+        unpack=unpack,
+        pack=pack,
+        reduced=trainable * sent,
     )

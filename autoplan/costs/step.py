@@ -3,7 +3,9 @@
 Without a pipeline: microbatches one after another, then what data parallelism cannot hide,
 then the optimizer. With one: the event simulation of the schedule, each stage followed by its
 own tail. FSDP2 gathers and reductions run beside compute and exposed tp; while both run, both
-are slowed down, and what is left of either then goes on at full speed (`ir.overlap`).
+are slowed down, and what is left of either then goes on at full speed (`ir.overlap`). On a
+synchronous device nothing runs beside those: FSDP2 leaves that to streams, which a host has none
+of.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autoplan.costs.buckets import BucketedBlock, exposed_reduction
 from autoplan.costs.compute import memory_time, update_time
 from autoplan.costs.data_parallel import DataParallelTimes
 from autoplan.ir.hardware import Accelerator
@@ -64,15 +67,19 @@ def stage_time(
     partial_grad: float,
     overlaps: bool = True,
     slow_down: SlowDown = NO_SLOW_DOWN,
+    synchronous: bool = False,
 ) -> StageTime:
     """Times of a stage.
 
     ``shared`` is seconds of shared operators, which run outside of blocks and so never again,
     ``partial_grad`` seconds once a step.
-    ``overlaps`` is `GradientSync.overlaps`, which only ZeRO 0 and 1 can do without.
+    ``overlaps`` is `GradientSync.overlaps`, which only ZeRO 0 and 1 can do without;
+    ``synchronous`` is that of the `Accelerator`.
     """
 
     def beside(work: float, network: float) -> float:
+        if synchronous:
+            return work + network
         return overlapped_time(work, network, slow_down.compute, slow_down.network)
 
     later = 1.0 - 1.0 / microbatches  # the first microbatch has no gradients to add to
@@ -84,6 +91,7 @@ def stage_time(
     redone = sum(b.again for b in blocks)
     exposed_tp = sum(b.tp_forward + b.tp_backward for b in blocks)
     hidden_forward = hidden_backward = 0.0
+    summed: list[BucketedBlock] = []
     for block in blocks:
         times = block.data_parallel
         work_f = block.forward + block.tp_forward
@@ -103,16 +111,15 @@ def stage_time(
         backward += beside(work_b, net_b)
         hidden_forward += work_f
         hidden_backward += work_b
+        summed.append(BucketedBlock(work_b, times.reduced, times.reduce))
     exposed = (forward - shared - hidden_forward) + (backward - hidden_backward)
     tail = 0.0
     if blocks:
         reduce = sum(b.data_parallel.reduce for b in blocks)
         publish = sum(b.data_parallel.publish for b in blocks)
         if zero <= 1:
-            # DDP reduces buckets during the last backward; nothing hides the last bucket.
-            last = blocks[0].data_parallel.reduce
-            late = beside(hidden_backward, reduce) - hidden_backward
-            tail = (max(last, late) if overlaps else reduce) + publish
+            tail = exposed_reduction(reversed(summed), slow_down) if overlaps else reduce
+            tail += publish
             tail += sum(b.data_parallel.pack for b in blocks)
         elif pipelined:
             gather = sum(b.data_parallel.gather for b in blocks)
@@ -161,7 +168,7 @@ def update_traffic(
     owned = trainable / dp_shard if zero >= 1 else float(trainable)
     gradients = trainable * itemsize if zero <= 1 else owned * 4
     size = 4 if update.master else itemsize
-    laid_out = owned * (size + itemsize + size) if zero <= 1 else 0.0  # zeroed, read, written
+    laid_out = owned * (itemsize + size) if zero <= 1 else 0.0
     return UpdateTraffic(
         in_place=update.streamed_bytes(owned, itemsize, cast=zero <= 1) + 3 * gradients,
         filled=laid_out,

@@ -15,6 +15,7 @@ __all__ = [
     "Cluster",
     "CollectiveCurve",
     "Curve",
+    "HostWork",
     "Level",
     "Link",
     "MatmulTiles",
@@ -22,6 +23,7 @@ __all__ = [
     "NetworkLevel",
     "Provenance",
     "Source",
+    "UnitWork",
 ]
 
 
@@ -91,6 +93,31 @@ class MeasuredOperators:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostWork:
+    """Seconds that a rank itself works on something: ``fixed``, and by tensor and by byte."""
+
+    fixed: float
+    per_tensor: float
+    per_byte: float
+
+    def seconds(self, tensors: int, size: float) -> float:
+        """Seconds for so many tensors with ``size`` bytes together; none for no tensor."""
+        return self.fixed + tensors * self.per_tensor + size * self.per_byte if tensors else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitWork:
+    """What FSDP2 itself does on a rank, the collectives aside, for a unit of parameters.
+
+    ``unpack`` is around a gather, ``pack`` around a reduction of gradients; bytes are those of
+    the whole parameters in float32.
+    """
+
+    unpack: HostWork
+    pack: HostWork
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator:
     """One rank's device.
 
@@ -105,7 +132,11 @@ class Accelerator:
     which hides behind the device's work unless that is shorter. ``reserved`` is bytes of
     ``memory`` that a training job can't use (context, allocator); ``fragmentation`` is the
     fraction of usable memory lost to fragmentation. ``slow_down`` is that of kernels and
-    collectives at the same time. ``operators`` are those that were measured.
+    collectives at the same time. ``operators`` are those that were measured. ``synchronous`` tells
+    that an operator is done when its call returns, so that the host can't issue a collective
+    before the work in front of it is done. ``units`` is FSDP2's own work, where it was measured;
+    ``recompute`` that of torch's recompute for an operator of a block, by level: seconds more of
+    its forward, and of its backward beyond running the operator again.
     """
 
     name: str
@@ -125,11 +156,18 @@ class Accelerator:
     update_efficiency: Curve | None = None
     operators: MeasuredOperators | None = None
     slow_down: SlowDown = NO_SLOW_DOWN
+    synchronous: bool = False
+    units: UnitWork | None = None
+    recompute: tuple[tuple[str, float, float], ...] = ()
 
     @property
     def usable_memory(self) -> int:
         """Bytes a plan may use on a rank."""
         return int((self.memory - self.reserved) * (1.0 - self.fragmentation))
+
+    def recompute_work(self, level: str) -> tuple[float, float]:
+        """Seconds of the forward and the backward for each operator; none unless measured."""
+        return next(((f, b) for name, f, b in self.recompute if name == level), (0.0, 0.0))
 
     def peak(self, dtype: str) -> float:
         """Peak matmul FLOP/s in ``dtype``; KeyError when the device has no such rate."""

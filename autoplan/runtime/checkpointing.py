@@ -9,6 +9,7 @@ runtime wants kept goes through `keep`, which is a single operator to the mode.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -145,8 +146,8 @@ class _Policy:
         self, context: Any, operator: Any, *args: Any, **kwargs: Any
     ) -> torch_checkpoint.CheckpointPolicy:
         """Whether torch stores what the operator returned."""
-        written = {_address(x) for x in _written(operator, args, kwargs)}
-        if written & self._kept:
+        written = _written(operator, args, kwargs) if _is_mutable(operator) else ()
+        if any(_address(x) in self._kept for x in written):
             raise RuntimeError(
                 f"{operator} writes into a tensor that selective recompute keeps; use --recompute "
                 "full or none for this model"
@@ -165,10 +166,7 @@ def _address(x: Tensor) -> int:
 
 def _written(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
     """Tensors that an operator changes."""
-    schema = getattr(operator, "_schema", None)
-    if schema is None or not schema.is_mutable:
-        return
-    for index, argument in enumerate(schema.arguments):
+    for index, argument in enumerate(operator._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
         given = args[index] if index < len(args) else kwargs.get(argument.name)
@@ -178,11 +176,21 @@ def _written(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> It
 
 
 def _policy(operator: Any, kwargs: dict[str, Any]) -> torch_checkpoint.CheckpointPolicy:
-    packet = getattr(operator, "overloadpacket", None)
-    bound = packet in flop_registry or packet in _PRODUCTS or str(packet).startswith(_KERNELS)
-    if operator is _keep or (bound and "out" not in kwargs):
+    if operator is _keep or ("out" not in kwargs and _is_bound(operator)):
         return torch_checkpoint.CheckpointPolicy.MUST_SAVE
     return torch_checkpoint.CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@functools.cache
+def _is_bound(operator: Any) -> bool:
+    packet = getattr(operator, "overloadpacket", None)
+    return packet in flop_registry or packet in _PRODUCTS or str(packet).startswith(_KERNELS)
+
+
+@functools.cache
+def _is_mutable(operator: Any) -> bool:
+    schema = getattr(operator, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
 
 
 def checkpoint(block: nn.Module, *args: Any, **kwargs: Any) -> Any:

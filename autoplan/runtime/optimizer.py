@@ -141,13 +141,19 @@ class _Flat:
         return self.buffer[self.start : self.start + self.length]
 
     def gather_gradient(self) -> None:
-        grad = torch.zeros_like(self.master)
+        grad = torch.empty_like(self.master)
         for parameter, offset in zip(self.parameters, self.offsets, strict=True):
             first = max(offset, self.start)
             last = min(offset + parameter.numel(), self.start + self.length)
-            if first < last and parameter.grad is not None:
-                flat = parameter.grad.reshape(-1)
-                grad[first - self.start : last - self.start] = flat[first - offset : last - offset]
+            if first >= last:
+                continue
+            own = grad[first - self.start : last - self.start]
+            if parameter.grad is None:
+                own.zero_()
+            else:
+                own.copy_(parameter.grad.reshape(-1)[first - offset : last - offset])
+        end = self.offsets[-1] + self.parameters[-1].numel()
+        grad[max(0, end - self.start) :].zero_()  # what pads the buffer to whole shares
         self.master.grad = grad
 
     def publish(self) -> None:

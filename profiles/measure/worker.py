@@ -26,13 +26,15 @@ from torch import Tensor
 
 from autoplan.profiles.measure.collectives import COLLECTIVES, Make
 from autoplan.profiles.measure.overlap import measure_overlap
+from autoplan.profiles.measure.recompute import measure_recompute
 from autoplan.profiles.measure.start import start_rank
 from autoplan.profiles.measure.steady import Measured, Sample, measure_steadily, sample_of
+from autoplan.profiles.measure.units import UnitSize, measure_units
 
 __all__ = ["main"]
 
 KiB, MiB = 2**10, 2**20
-_COLD = 64 * MiB
+_COLD = 256 * MiB
 _MAX_COPIES = 512
 _REFERENCE_RUNS = 5
 
@@ -48,6 +50,7 @@ class _Sizes:
     sequence: int
     reference: int
     overlap: int
+    units: tuple[UnitSize, ...]
 
 
 _SIZES = {
@@ -59,6 +62,7 @@ _SIZES = {
         sequence=64,
         reference=128,
         overlap=256 * KiB,
+        units=((1, 2**12), (4, 2**12), (1, 2**16)),
     ),
     "quick": _Sizes(
         budget=0.25,
@@ -68,6 +72,7 @@ _SIZES = {
         sequence=512,
         reference=256,
         overlap=8 * MiB,
+        units=((1, 2**14), (16, 2**14), (1, 2**20), (16, 2**20)),
     ),
     "full": _Sizes(
         budget=0.35,
@@ -77,6 +82,7 @@ _SIZES = {
         sequence=512,
         reference=256,
         overlap=8 * MiB,
+        units=tuple((k, n) for k in (1, 8, 24) for n in (2**14, 2**18, 2**20, 2**22)),
     ),
 }
 
@@ -197,9 +203,11 @@ def main(argv: list[str]) -> None:
     measured = measure_steadily(tasks, bench.measure, bench.reference, say=bench.say)
     timings = _document(measured)
     timings["hosts"] = len(set(_hosts(ranks)))
+    timings["recompute"] = measure_recompute(bench.together, bench.reference, bench.say)
     if ranks > 1:
         bench.say("overlap")
         timings["overlap"] = measure_overlap(bench.together, bench.reference, sizes.overlap)
+        timings["units"] = measure_units(bench.together, bench.reference, sizes.units, bench.say)
     if rank == 0:
         result.write_text(json.dumps(timings), encoding="utf-8")
     if ranks > 1:
