@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from autoplan.costs.collectives import collective_time
+from autoplan.costs.compute import memory_time, update_time
 from autoplan.costs.step import update_traffic
 from autoplan.ir.graph import BlockInstance, Graph, dtype_size
 from autoplan.ir.hardware import Cluster
-from autoplan.ir.mesh import MeshAxis
+from autoplan.ir.mesh import Group, MeshAxis
 from autoplan.ir.optimizer import UpdateRule
 from autoplan.ir.placement import CollectiveKind
 from autoplan.solver.blocks import ModelPoint
@@ -48,7 +49,16 @@ def partial_grad_time(
         elements += sum(count for name, count, _ in held if name in partial)
     group = configuration.mesh.group(MeshAxis.TP, cluster.sizes)
     size = int(elements * configuration.gradient_bytes(itemsize))
-    return collective_time(CollectiveKind.ALL_REDUCE, size, group, cluster)
+    return _sum_time(size, group, cluster)
+
+
+def _sum_time(size: int, group: Group, cluster: Cluster) -> float:
+    """Seconds to sum gradients, which are copied into one tensor and back."""
+    accelerator = cluster.accelerator
+    seconds = collective_time(CollectiveKind.ALL_REDUCE, size, group, cluster)
+    if group.ranks > 1:
+        seconds += memory_time(2 * size, accelerator) + update_time(2 * size, accelerator)
+    return seconds
 
 
 def send_times(
@@ -135,5 +145,5 @@ def tied_time(
         if len(held) > 1:
             size = int(counts[fqn] * configuration.gradient_bytes(dtype_size(graph.dtype)))
             group = whole.of_size(len(held))
-            seconds += collective_time(CollectiveKind.ALL_REDUCE, size, group, cluster)
+            seconds += _sum_time(size, group, cluster)
     return seconds

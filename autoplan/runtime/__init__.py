@@ -16,6 +16,7 @@ from .collectives import (
     reduce_scatter,
     shard,
 )
+from .cores import share_cores
 from .experts import experts, row_parallel_experts, sharded_experts
 from .gradients import share_grad
 from .host_memory import keep_freed_memory
@@ -222,6 +223,7 @@ __all__ = [
     "sharded_randn_like",
     "sharded_softmax",
     "sharded_uniform",
+    "share_cores",
     "share_grad",
     "slice_parameter",
     "synced_batch_norm",

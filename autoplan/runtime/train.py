@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .cores import share_cores
 from .data import BatchInput, TokenFile, batch, batch_inputs, token_input
 from .environment import Environment, check_environment
 from .failure import InvalidFile, InvalidOption, ProgramError, TrainingDiverged
@@ -111,6 +112,8 @@ def _train(
     weights = read_weights(options.weights, plan) if options.weights else None
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    else:
+        share_cores(environment.local_rank, min(plan.ranks, plan.ranks_per_node))
     if environment.ranks > 1:
         dist.init_process_group(
             environment.backend, device_id=device if device.type == "cuda" else None

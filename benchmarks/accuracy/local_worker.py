@@ -47,6 +47,8 @@ class _Run:
         self._data: Any = importlib.import_module("runtime.data")
         self.plan: Any = importlib.import_module("runtime.planfile").read_plan(folder / "plan.json")
         environment = importlib.import_module("runtime.environment").check_environment(self.plan)
+        share_cores: Any = importlib.import_module("runtime.cores").share_cores
+        share_cores(environment.local_rank, environment.ranks)
         dist.init_process_group(environment.backend)
         self._axes: Any = importlib.import_module("runtime.mesh").build_mesh(
             self.plan, environment.device

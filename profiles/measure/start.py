@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from autoplan.runtime import keep_freed_memory
+from autoplan.runtime import keep_freed_memory, share_cores
 
 __all__ = ["start_rank"]
 
@@ -19,6 +19,7 @@ def start_rank(rank: int, ranks: int, *, threads: int, store: str, timeout: time
     """
     torch.set_num_threads(threads)
     keep_freed_memory()
+    share_cores(rank, ranks)
     torch.manual_seed(rank)
     if ranks > 1:
         dist.init_process_group(
