@@ -102,6 +102,8 @@ class DataParallel:
     (only then) longer work may shorten a step, by ending an overlap.
 
     ``window`` is the number of stages gathered at once under ``Gathering.WINDOW``.
+    ``joined`` tells that a forward's first gather starts with it, and that it waits for the
+    reductions before it, as FSDP2 modules do.
     ``pairs_side_by_side`` tells that the program runs the two actions of a pair at the same time,
     which torch alone does not.
     """
@@ -111,6 +113,7 @@ class DataParallel:
     compute_slow_down: float = 1.0
     network_slow_down: float = 1.0
     window: int = 3
+    joined: bool = False
     pairs_side_by_side: bool = False
 
     def __post_init__(self) -> None:
