@@ -6,7 +6,7 @@ of what is shown is that of the simulation, in which every block has its own col
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autoplan.costs.step import BlockTime, unit_time
@@ -31,8 +31,13 @@ from autoplan.solver.between import optimizer_times, scalar_time, send_times, ti
 from autoplan.solver.inter import StageCut
 from autoplan.solver.pricing import Priced
 from autoplan.solver.shared import shared_costs
+from autoplan.solver.space import Configuration
 
-__all__ = ["Simulated", "is_simulable", "simulated", "step_costs"]
+__all__ = ["Simulated", "Simulator", "step_costs"]
+
+_CLOSE = 0.05  # of the step: closed form and simulation differed by half of that at most
+_RUNNERS_UP = 32
+_BUDGET = 2**16  # passes of blocks, of all runners-up together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,18 +49,53 @@ class Simulated:
     timeline: Timeline
 
 
-def is_simulable(graph: Graph, priced: Priced) -> bool:
-    """Whether a step has few enough events to simulate."""
-    return len(graph.instances) * priced.configuration.microbatches <= MAX_EVENTS
+class Simulator:
+    """Simulates priced configurations of one problem, each once."""
 
+    def __init__(self, graphs: Mapping[int, Graph], cluster: Cluster, update: UpdateRule) -> None:
+        self._graphs = graphs
+        self._cluster = cluster
+        self._update = update
+        self._done: dict[Configuration, Simulated] = {}
 
-def simulated(graph: Graph, priced: Priced, cluster: Cluster, update: UpdateRule) -> Simulated:
-    """Simulate the step of a priced configuration."""
-    costs = step_costs(graph, priced, cluster, update)
-    timeline = costs.timeline()
-    return Simulated(
-        priced=replace(priced, step_time=timeline.makespan), costs=costs, timeline=timeline
-    )
+    def of(self, priced: Priced) -> Simulated | None:
+        """The simulated step; None if it has too many events."""
+        configuration = priced.configuration
+        if configuration not in self._done:
+            if self.passes(priced) > MAX_EVENTS:
+                return None
+            graph = self._graphs[configuration.micro_batch_size]
+            costs = step_costs(graph, priced, self._cluster, self._update)
+            timeline = costs.timeline()
+            self._done[configuration] = Simulated(
+                priced=replace(priced, step_time=timeline.makespan),
+                costs=costs,
+                timeline=timeline,
+            )
+        return self._done[configuration]
+
+    def timed(self, priced: Priced) -> Priced:
+        """The configuration with its simulated step time, unless that is too much to simulate."""
+        found = self.of(priced)
+        return priced if found is None else found.priced
+
+    def passes(self, priced: Priced) -> int:
+        """Blocks times microbatches of a step."""
+        configuration = priced.configuration
+        graph = self._graphs[configuration.micro_batch_size]
+        return len(graph.instances) * configuration.microbatches
+
+    def fastest(self, priced: Sequence[Priced]) -> Priced:
+        """The fastest by simulation, of the best by closed form and those close to it."""
+        ordered = sorted(priced, key=lambda p: p.step_time)
+        limit = ordered[0].step_time * (1 + _CLOSE)
+        best, spent = self.timed(ordered[0]), 0
+        for runner_up in ordered[1:_RUNNERS_UP]:
+            spent += self.passes(runner_up)
+            if runner_up.step_time > limit or spent > _BUDGET:
+                break
+            best = min(best, self.timed(runner_up), key=lambda p: p.step_time)
+        return best
 
 
 def step_costs(graph: Graph, priced: Priced, cluster: Cluster, update: UpdateRule) -> StepCosts:

@@ -79,7 +79,7 @@ Seconds = Annotated[float, Field(ge=0)]
 Factor = Annotated[float, Field(ge=1)]
 Pass = tuple[Seconds, Seconds]
 
-MAX_EVENTS = 2**18
+MAX_EVENTS = 2**17
 """Passes of blocks over microbatches in a step, above which it is not simulated."""
 
 
