@@ -106,9 +106,7 @@ def solve(
     simulator = Simulator(graphs, cluster, update)
     if outcome.best is not None:
         outcome.best = simulator.fastest([outcome.best, *outcome.priced])
-    baselines = [
-        replace(b, priced=simulator.timed(b.priced)) if b.priced else b for b in baselines
-    ]
+    baselines = [replace(b, priced=simulator.timed(b.priced)) if b.priced else b for b in baselines]
     _adopt_better_baseline(outcome, baselines, fixed)
     if outcome.best is None:
         if outcome.termination == "time_limit":

@@ -135,9 +135,7 @@ def stage_time(
     hidden_forward = sum(u.forward + u.tp_forward for u in units)
     hidden_backward = sum(u.backward + u.tp_backward for u in units)
     forward = shared + sum(beside(u.forward + u.tp_forward, u.gather_forward) for u in units)
-    backward = sum(
-        beside(u.backward + u.tp_backward, u.gather_backward + u.reduce) for u in units
-    )
+    backward = sum(beside(u.backward + u.tp_backward, u.gather_backward + u.reduce) for u in units)
     exposed = (forward - shared - hidden_forward) + (backward - hidden_backward)
     tail = 0.0
     if blocks:

@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 __all__ = [
+    "MAX_EVENTS",
     "BaselineRecord",
     "BlockClassRecord",
     "BufferRecord",
@@ -30,7 +31,6 @@ __all__ = [
     "InputRecord",
     "InstanceRecord",
     "Json",
-    "MAX_EVENTS",
     "MemoryRecord",
     "MeshRecord",
     "ModelRecord",

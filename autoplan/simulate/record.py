@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from autoplan.ir.memo import by_identity
 from autoplan.ir.plan import Plan, StageCostRecord, StepRecord, UnitCostRecord
 from autoplan.schedules import ActionKind
 from autoplan.simulate.costs import (
@@ -78,6 +79,7 @@ def step_record(costs: StepCosts) -> StepRecord:
     )
 
 
+@by_identity(4)
 def timeline_of_plan(plan: Plan) -> Timeline | None:
     """Timeline of a plan's step, from its record; None if it has none."""
     record = plan.step
@@ -89,9 +91,7 @@ def timeline_of_plan(plan: Plan) -> Timeline | None:
         microbatches=plan.pipeline.microbatches,
         stages=tuple(_stage_cost(stage, units) for stage in record.stages),
         tails=tuple(
-            Tail(
-                collectives=stage.collectives, optimizer=stage.optimizer, publish=stage.publish
-            )
+            Tail(collectives=stage.collectives, optimizer=stage.optimizer, publish=stage.publish)
             for stage in record.stages
         ),
         data=DataParallel(
