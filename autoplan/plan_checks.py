@@ -86,6 +86,11 @@ def _stages(plan: Plan) -> Iterator[str]:
         if stage.first != position or stage.last <= stage.first:
             yield f"stage {index}: blocks {stage.first} to {stage.last}, expected from {position}"
         position = stage.last
+    if plan.step is not None:
+        blocks = [stage.last - stage.first for stage in stages]
+        units = [sum(count for _, count in stage.units) for stage in plan.step.stages]
+        if units != blocks:
+            yield f"step: stages of {units} units, those of the pipeline have {blocks} blocks"
     if position != len(plan.graph.instances):
         yield f"stages end at block {position} of {len(plan.graph.instances)}"
 
