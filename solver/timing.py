@@ -42,42 +42,37 @@ _BUDGET = 2**16  # passes of blocks, of all runners-up together
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """A priced configuration whose ``step_time`` is its timeline's, and what that was made of."""
+    """A step, and what it was simulated from."""
 
-    priced: Priced
     costs: StepCosts
     timeline: Timeline
 
 
 class Simulator:
-    """Simulates priced configurations of one problem, each once."""
+    """Simulates priced configurations of one problem; step times are kept, timelines are not."""
 
     def __init__(self, graphs: Mapping[int, Graph], cluster: Cluster, update: UpdateRule) -> None:
         self._graphs = graphs
         self._cluster = cluster
         self._update = update
-        self._done: dict[Configuration, Simulated] = {}
+        self._timed: dict[Configuration, Priced] = {}
 
     def of(self, priced: Priced) -> Simulated | None:
         """The simulated step; None if it has too many events."""
-        configuration = priced.configuration
-        if configuration not in self._done:
-            if self.passes(priced) > MAX_EVENTS:
-                return None
-            graph = self._graphs[configuration.micro_batch_size]
-            costs = step_costs(graph, priced, self._cluster, self._update)
-            timeline = costs.timeline()
-            self._done[configuration] = Simulated(
-                priced=replace(priced, step_time=timeline.makespan),
-                costs=costs,
-                timeline=timeline,
-            )
-        return self._done[configuration]
+        if self.passes(priced) > MAX_EVENTS:
+            return None
+        graph = self._graphs[priced.configuration.micro_batch_size]
+        costs = step_costs(graph, priced, self._cluster, self._update)
+        return Simulated(costs=costs, timeline=costs.timeline())
 
     def timed(self, priced: Priced) -> Priced:
         """The configuration with its simulated step time, unless that is too much to simulate."""
-        found = self.of(priced)
-        return priced if found is None else found.priced
+        configuration = priced.configuration
+        if configuration not in self._timed:
+            found = self.of(priced)
+            seconds = priced.step_time if found is None else found.timeline.makespan
+            self._timed[configuration] = replace(priced, step_time=seconds)
+        return self._timed[configuration]
 
     def passes(self, priced: Priced) -> int:
         """Blocks times microbatches of a step."""
