@@ -23,6 +23,7 @@ from autoplan.ir.placement import (
 )
 from autoplan.ir.plan import BlockClassRecord, Plan
 from autoplan.ir.record import graph_from_record, strategies_from_record
+from autoplan.simulate import timeline_of_plan
 
 __all__ = ["check_plan", "require_sound"]
 
@@ -85,6 +86,11 @@ def _stages(plan: Plan) -> Iterator[str]:
         if stage.first != position or stage.last <= stage.first:
             yield f"stage {index}: blocks {stage.first} to {stage.last}, expected from {position}"
         position = stage.last
+    if plan.step is not None:
+        blocks = [stage.last - stage.first for stage in stages]
+        units = [sum(count for _, count in stage.units) for stage in plan.step.stages]
+        if units != blocks:
+            yield f"step: stages of {units} units, those of the pipeline have {blocks} blocks"
     if position != len(plan.graph.instances):
         yield f"stages end at block {position} of {len(plan.graph.instances)}"
 
@@ -98,6 +104,12 @@ def _sums(plan: Plan) -> Iterator[str]:
         parts = sum(size for part, size in stage.model_dump().items() if part != "peak")
         if parts != stage.peak:
             yield f"stage {index}: memory parts sum to {parts} B, the peak is {stage.peak} B"
+    timeline = timeline_of_plan(plan)
+    if timeline and not math.isclose(timeline.makespan, prediction.step_time, rel_tol=_RELATIVE):
+        yield (
+            f"step: its costs take {timeline.makespan:.9g} s, "
+            f"the step time is {prediction.step_time:.9g} s"
+        )
     peak = max((stage.peak for stage in prediction.stages), default=0)
     if peak != prediction.peak_memory:
         yield f"memory: the largest stage needs {peak} B, the plan says {prediction.peak_memory} B"

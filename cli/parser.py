@@ -147,7 +147,7 @@ def build_parser() -> tuple[_Parser, dict[str, _Parser]]:
     add: dict[str, Callable[[argparse.ArgumentParser], None]] = {
         "solve": _solve,
         "inspect": _inspect,
-        "show": _plan,
+        "show": _show,
         "check": _plan,
         "emit": _emit,
         "verify": _verify,
@@ -313,6 +313,13 @@ def _trust(parser: argparse._ActionsContainer) -> None:
 
 def _plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=Path, metavar="PLAN", help="plan.json or its folder")
+
+
+def _show(parser: argparse.ArgumentParser) -> None:
+    _plan(parser)
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="write its step for Perfetto, chrome://tracing"
+    )
 
 
 def _emit(parser: argparse.ArgumentParser) -> None:

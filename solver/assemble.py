@@ -11,6 +11,7 @@ from autoplan.ir.graph import Graph
 from autoplan.ir.hardware import Cluster
 from autoplan.ir.placement import Placement, Replicate
 from autoplan.ir.plan import (
+    MAX_EVENTS,
     BaselineRecord,
     CandidateRecord,
     MemoryRecord,
@@ -27,11 +28,13 @@ from autoplan.ir.plan import (
 from autoplan.ir.record import graph_to_record
 from autoplan.profiles import cluster_record
 from autoplan.rules.coverage import replicated_notes, rule_coverage
+from autoplan.simulate import step_record
 from autoplan.solver.blocks import class_counts
 from autoplan.solver.explore import Outcome, Searcher
 from autoplan.solver.measured import operators_note
 from autoplan.solver.pricing import Overflow, Priced
 from autoplan.solver.space import Pins
+from autoplan.solver.timing import Simulated, Simulator
 from autoplan.units import format_bytes
 
 __all__ = ["Baseline", "assemble"]
@@ -57,6 +60,7 @@ def assemble(
     outcome: Outcome,
     baselines: list[Baseline],
     searcher: Searcher,
+    simulator: Simulator,
     memory_limit: int,
 ) -> Plan:
     """Plan of the best configuration of an outcome."""
@@ -64,6 +68,7 @@ def assemble(
     assert best is not None
     graph = searcher.problem.graphs[best.configuration.micro_batch_size]
     mesh = best.configuration.mesh
+    simulated = simulator.of(best)
     return Plan(
         autoplan_version=__version__,
         model=model,
@@ -88,13 +93,14 @@ def assemble(
             boundaries=best.point.boundaries,
             placements=_placements(graph, best),
         ),
-        prediction=_prediction(graph, workload, cluster, outcome, best, memory_limit),
+        prediction=_prediction(graph, workload, cluster, outcome, best, simulated, memory_limit),
+        step=None if simulated is None else step_record(simulated.costs),
         baselines=tuple(_baseline_record(baseline) for baseline in baselines),
-        considered=_considered(outcome, best, memory_limit),
+        considered=_considered(outcome, best, simulator, memory_limit),
         pins=tuple(
             PinRecord(name=name, value=",".join(values)) for name, values in pins.allowed.items()
         ),
-        notes=_notes(graph, cluster, best),
+        notes=_notes(graph, cluster, best, simulated),
     )
 
 
@@ -116,6 +122,7 @@ def _prediction(
     cluster: Cluster,
     outcome: Outcome,
     best: Priced,
+    simulated: Simulated | None,
     memory_limit: int,
 ) -> PredictionRecord:
     sequences = workload.global_batch
@@ -138,7 +145,7 @@ def _prediction(
             "flop_per_step": flop,
             "peak_memory": best.peak_memory,
             "memory_limit": memory_limit,
-            "time": _time_parts(best),
+            "time": _time_parts(best, simulated),
             "stages": tuple(
                 MemoryRecord(
                     parameters=s.memory.parameters,
@@ -155,26 +162,33 @@ def _prediction(
     )
 
 
-def _time_parts(best: Priced) -> TimeRecord:
+def _time_parts(best: Priced, simulated: Simulated | None) -> TimeRecord:
     """Where the step goes on the busiest stage; the parts sum to the step time."""
-    busiest = max(best.stages, key=lambda s: s.time.forward + s.time.backward).time
-    microbatches = best.configuration.microbatches
-    busy = microbatches * (busiest.forward + busiest.backward)
+    index = max(
+        range(len(best.stages)),
+        key=lambda i: best.stages[i].time.forward + best.stages[i].time.backward,
+    )
+    busiest = best.stages[index].time
     exposed_pp = best.pipeline_time - best.unsent_pipeline_time
-    bubble = best.unsent_pipeline_time - busy
-    tail = best.step_time - best.optimizer - best.pipeline_time
-    tail_tp = min(tail, busiest.tail_tp)
-    redone = busiest.recompute
-    exposed_tp = busiest.exposed_tp + tail_tp
-    exposed_dp = busiest.exposed_dp + (tail - tail_tp)
-    compute = busy - redone - busiest.exposed_tp - busiest.exposed_dp
+    if simulated is None:
+        busy = best.configuration.microbatches * (busiest.forward + busiest.backward)
+        bubble = best.unsent_pipeline_time - busy
+    else:
+        timeline, optimizer = simulated.timeline, simulated.costs.tails[index].optimizer
+        waited = timeline.awaiting_message[index] + timeline.awaiting_ranks[index]
+        exposed_pp = min(exposed_pp, timeline.awaiting_message[index])
+        bubble = max(0.0, waited - exposed_pp - (best.optimizer - optimizer))
+    others = busiest.compute + busiest.recompute + exposed_pp + bubble + best.optimizer
+    rest = best.step_time - others
+    exposed_tp = min(rest, busiest.exposed_tp + busiest.tail_tp)
+    exposed_dp = rest - exposed_tp
     dust = 1e-12 * best.step_time  # of subtractions: no time at all
     exposed_tp, exposed_dp, exposed_pp, bubble = (
         0.0 if abs(part) < dust else part for part in (exposed_tp, exposed_dp, exposed_pp, bubble)
     )
     return TimeRecord(
-        compute=compute,
-        recompute=redone,
+        compute=busiest.compute,
+        recompute=busiest.recompute,
         exposed_tp=exposed_tp,
         exposed_dp=exposed_dp,
         exposed_pp=exposed_pp,
@@ -196,7 +210,9 @@ def _baseline_record(baseline: Baseline) -> BaselineRecord:
     )
 
 
-def _considered(outcome: Outcome, best: Priced, limit: int) -> tuple[CandidateRecord, ...]:
+def _considered(
+    outcome: Outcome, best: Priced, simulator: Simulator, limit: int
+) -> tuple[CandidateRecord, ...]:
     priced = sorted(outcome.priced, key=lambda p: p.step_time)
     records = []
     seen: set[tuple[object, ...]] = set()
@@ -205,11 +221,12 @@ def _considered(outcome: Outcome, best: Priced, limit: int) -> tuple[CandidateRe
         if key in seen:
             continue
         seen.add(key)
-        slower = candidate.step_time / best.step_time - 1
+        step_time = simulator.timed(candidate).step_time
+        slower = step_time / best.step_time - 1
         records.append(
             CandidateRecord(
                 label=candidate.configuration.label(),
-                step_time=candidate.step_time,
+                step_time=step_time,
                 peak_memory=candidate.peak_memory,
                 reason="chosen" if candidate is best else f"{slower:.1%} slower",
             )
@@ -232,8 +249,16 @@ def _peak(overflow: Overflow) -> int:
     return overflow.peak_memory
 
 
-def _notes(graph: Graph, cluster: Cluster, best: Priced) -> tuple[str, ...]:
+def _notes(
+    graph: Graph, cluster: Cluster, best: Priced, simulated: Simulated | None
+) -> tuple[str, ...]:
     notes = [*graph.notes, *cluster.notes]
+    if simulated is None:
+        microbatches = best.configuration.microbatches
+        notes.append(
+            f"step time: by closed forms, as {microbatches} microbatches through "
+            f"{len(graph.instances)} blocks are over the {MAX_EVENTS} passes that are simulated"
+        )
     priced_by = operators_note(graph, best, cluster.accelerator)
     if priced_by:
         notes.append(priced_by)

@@ -55,7 +55,11 @@ class StageOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Priced:
-    """A configuration that fits, with its step time in seconds and where it goes."""
+    """A configuration that fits, with its step time in seconds and where it goes.
+
+    ``step_time`` is by the closed form, or simulated: see `solver.timing`. ``block_times`` are by
+    class of blocks.
+    """
 
     configuration: Configuration
     point: ModelPoint
@@ -64,6 +68,7 @@ class Priced:
     pipeline_time: float
     unsent_pipeline_time: float
     optimizer: float
+    block_times: tuple[BlockTime, ...]
 
     @property
     def peak_memory(self) -> int:
@@ -133,7 +138,9 @@ def price(
         _stage_time(graph, configuration, point, blocks, *span, shared_time, cluster)
         for span in cut.ranges
     ]
-    return _finish(graph, configuration, point, cluster, cut, times, memories, sends, update)
+    return _finish(
+        graph, configuration, point, cluster, cut, blocks.times, times, memories, sends, update
+    )
 
 
 def parameter_time(
@@ -345,6 +352,7 @@ def _finish(
     point: ModelPoint,
     cluster: Cluster,
     cut: StageCut,
+    block_times: tuple[BlockTime, ...],
     times: Sequence[StageTime],
     memories: Sequence[StageMemory],
     sends: Sequence[float],
@@ -390,4 +398,5 @@ def _finish(
         pipeline_time=makespan,
         unsent_pipeline_time=unsent,
         optimizer=optimizer,
+        block_times=block_times,
     )

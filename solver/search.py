@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from autoplan.errors import UsageError
@@ -24,6 +25,7 @@ from autoplan.solver.explore import (
 )
 from autoplan.solver.infeasible import infeasible_error
 from autoplan.solver.space import Configuration, Pins, configurations, parse_pins
+from autoplan.solver.timing import Simulator
 from autoplan.units import format_bytes
 
 __all__ = ["CapturedModel", "solve"]
@@ -101,6 +103,10 @@ def solve(
         progress("first plan: configurations without a model axis")
     outcome = _search(searcher, space)
     baselines = _baselines(searcher, fixed, started + time_limit, progress)
+    simulator = Simulator(graphs, cluster, update)
+    if outcome.best is not None:
+        outcome.best = simulator.fastest([outcome.best, *outcome.priced])
+    baselines = [replace(b, priced=simulator.timed(b.priced)) if b.priced else b for b in baselines]
     _adopt_better_baseline(outcome, baselines, fixed)
     if outcome.best is None:
         if outcome.termination == "time_limit":
@@ -109,7 +115,7 @@ def solve(
             raise KeyboardInterrupt
         raise infeasible_error(searcher, space, outcome, fixed)
     return assemble(
-        captured.record(), workload, cluster, fixed, outcome, baselines, searcher, limit
+        captured.record(), workload, cluster, fixed, outcome, baselines, searcher, simulator, limit
     )
 
 

@@ -172,6 +172,19 @@ def sample_plan_data() -> dict[str, Any]:
             },
             "stages": [memory, memory | {"activations": 20 * _GIB, "peak": 46 * _GIB}],
         },
+        "step": {
+            "units": [
+                {"forward": [0.125, 0.125], "backward": [0.375, 0.0]},
+                {"forward": [0.25, 0.0], "backward": [0.25, 0.125]},
+            ],
+            "stages": [
+                {"units": [[0, 1]], "collectives": 0.25, "optimizer": 0.125},
+                {"units": [[1, 1]], "collectives": 0.25, "optimizer": 0.125},
+            ],
+            "gathering": "never",
+            "reduction": "last",
+            "messages": "awaited",
+        },
         "baselines": [
             {"name": "DDP", "step_time": None, "peak_memory": None, "reason": "needs 118 GiB"},
             {"name": "FSDP", "step_time": 4.2, "peak_memory": 50 * _GIB},

@@ -13,14 +13,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autoplan.costs.buckets import BucketedBlock, exposed_reduction
+from autoplan.ir.buckets import BucketedBlock, exposed_reduction
 from autoplan.costs.compute import memory_time, update_time
 from autoplan.costs.data_parallel import DataParallelTimes
 from autoplan.ir.hardware import Accelerator
 from autoplan.ir.optimizer import UpdateRule
 from autoplan.ir.overlap import NO_SLOW_DOWN, SlowDown, overlapped_time
 
-__all__ = ["BlockTime", "StageTime", "UpdateTraffic", "stage_time", "update_traffic"]
+__all__ = [
+    "BlockTime",
+    "StageTime",
+    "UnitTime",
+    "UpdateTraffic",
+    "stage_time",
+    "unit_time",
+    "update_traffic",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +65,48 @@ class StageTime:
     tail_tp: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitTime:
+    """Seconds of a block for one microbatch: kernels, collectives they wait for, those beside.
+
+    ``forward`` and ``backward`` include copies around collectives and sums of gradients,
+    ``backward`` also ``again``. ``gather_backward`` and ``reduce`` are those of every microbatch.
+    """
+
+    forward: float
+    backward: float
+    tp_forward: float
+    tp_backward: float
+    gather_forward: float = 0.0
+    gather_backward: float = 0.0
+    reduce: float = 0.0
+
+
+def unit_time(block: BlockTime, *, zero: int, pipelined: bool, microbatches: int) -> UnitTime:
+    """A block as one rank runs it: FSDP2's copies and collectives are beside its kernels."""
+    times = block.data_parallel
+    later = 1.0 - 1.0 / microbatches  # the first microbatch has no gradients to add to
+    forward = block.forward
+    backward = block.backward + block.again + later * times.accumulate
+    gather_forward = gather_backward = reduce = 0.0
+    if zero >= 2 and not pipelined:
+        gather_forward, reduce = times.gather, times.reduce
+        forward, backward = forward + times.unpack, backward + times.pack
+        if zero == 3:
+            gather_backward, backward = times.gather, backward + times.unpack
+    elif zero == 3:
+        gather_forward, forward = times.gather, forward + times.unpack
+    return UnitTime(
+        forward=forward,
+        backward=backward,
+        tp_forward=block.tp_forward,
+        tp_backward=block.tp_backward,
+        gather_forward=gather_forward,
+        gather_backward=gather_backward,
+        reduce=reduce,
+    )
+
+
 def stage_time(
     blocks: Sequence[BlockTime],
     *,
@@ -82,36 +132,21 @@ def stage_time(
             return work + network
         return overlapped_time(work, network, slow_down.compute, slow_down.network)
 
-    later = 1.0 - 1.0 / microbatches  # the first microbatch has no gradients to add to
-    forward = shared
-    backward = 0.0
-    summing = later * sum(b.data_parallel.accumulate for b in blocks)
-    copies_forward = copies_backward = 0.0
-    compute = shared + summing + sum(b.forward + b.backward for b in blocks)
+    units = [
+        unit_time(block, zero=zero, pipelined=pipelined, microbatches=microbatches)
+        for block in blocks
+    ]
     redone = sum(b.again for b in blocks)
-    exposed_tp = sum(b.tp_forward + b.tp_backward for b in blocks)
-    hidden_forward = hidden_backward = 0.0
-    summed: list[BucketedBlock] = []
-    for block in blocks:
-        times = block.data_parallel
-        work_f = block.forward + block.tp_forward
-        work_b = block.backward + block.tp_backward + block.again + later * times.accumulate
-        net_f = net_b = 0.0
-        copied_f = copied_b = 0.0
-        if zero >= 2 and not pipelined:
-            net_f = times.gather
-            net_b = times.reduce + (times.gather if zero == 3 else 0.0)
-            copied_f = times.unpack
-            copied_b = times.pack + (times.unpack if zero == 3 else 0.0)
-        elif zero == 3:
-            net_f, copied_f = times.gather, times.unpack
-        work_f, work_b = work_f + copied_f, work_b + copied_b
-        copies_forward, copies_backward = copies_forward + copied_f, copies_backward + copied_b
-        forward += beside(work_f, net_f)
-        backward += beside(work_b, net_b)
-        hidden_forward += work_f
-        hidden_backward += work_b
-        summed.append(BucketedBlock(work_b, times.reduced, times.reduce))
+    compute = shared + sum(u.forward + u.backward for u in units) - redone
+    exposed_tp = sum(u.tp_forward + u.tp_backward for u in units)
+    hidden_forward = sum(u.forward + u.tp_forward for u in units)
+    hidden_backward = sum(u.backward + u.tp_backward for u in units)
+    forward = shared + sum(beside(u.forward + u.tp_forward, u.gather_forward) for u in units)
+    backward = sum(beside(u.backward + u.tp_backward, u.gather_backward + u.reduce) for u in units)
+    summed = [
+        BucketedBlock(u.backward + u.tp_backward, b.data_parallel.reduced, b.data_parallel.reduce)
+        for u, b in zip(units, blocks, strict=True)
+    ]
     exposed = (forward - shared - hidden_forward) + (backward - hidden_backward)
     tail = 0.0
     if blocks:
@@ -132,7 +167,7 @@ def stage_time(
     return StageTime(
         forward=forward,
         backward=backward,
-        compute=(compute + copies_forward + copies_backward) * microbatches,
+        compute=compute * microbatches,
         recompute=redone * microbatches,
         exposed_tp=exposed_tp * microbatches,
         exposed_dp=exposed * microbatches,

@@ -6,11 +6,19 @@ checked against fixed patterns before they may reach generated code.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StringConstraints,
+    model_validator,
+)
 
 __all__ = [
+    "MAX_EVENTS",
     "BaselineRecord",
     "BlockClassRecord",
     "BufferRecord",
@@ -33,10 +41,13 @@ __all__ = [
     "Plan",
     "PredictionRecord",
     "SourceRecord",
+    "StageCostRecord",
     "StageRecord",
+    "StepRecord",
     "StrategyRecord",
     "TensorRecord",
     "TimeRecord",
+    "UnitCostRecord",
     "WorkloadRecord",
 ]
 
@@ -64,6 +75,12 @@ DType = Annotated[
 StoredText = Annotated[str, StringConstraints(pattern=r"^(R|S\(\d+(,([1-9]\d*|pad))?\))$")]
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16,64}$")]
 Json = JsonValue
+Seconds = Annotated[float, Field(ge=0)]
+Factor = Annotated[float, Field(ge=1)]
+Pass = tuple[Seconds, Seconds]
+
+MAX_EVENTS = 2**17
+"""Passes of blocks over microbatches in a step, above which it is not simulated."""
 
 
 class _Record(BaseModel):
@@ -300,6 +317,56 @@ class TimeRecord(_Record):
     optimizer: float
 
 
+class UnitCostRecord(_Record):
+    """A block for one microbatch: seconds of kernels, and of collectives that they wait for.
+
+    ``gather`` and ``reduce`` are seconds of its parameters' all-gather and its gradients' sum;
+    ``reduced`` is bytes of gradients that are summed in buckets.
+    """
+
+    forward: Pass
+    backward: Pass
+    gather: Seconds = 0.0
+    reduce: Seconds = 0.0
+    reduced: Annotated[float, Field(ge=0)] = 0.0
+
+
+class StageCostRecord(_Record):
+    """A stage: its units in order, as runs of (position in ``units``, how many); seconds.
+
+    ``collectives``, ``optimizer`` and ``publish`` are what follows the last gradient.
+    """
+
+    units: tuple[tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=1, le=10**6)]], ...]
+    send_output: Seconds = 0.0
+    send_gradient: Seconds = 0.0
+    collectives: Seconds = 0.0
+    optimizer: Seconds = 0.0
+    publish: Seconds = 0.0
+
+
+class StepRecord(_Record):
+    """What a step is simulated from; words as in `autoplan.simulate`."""
+
+    units: tuple[UnitCostRecord, ...]
+    stages: tuple[StageCostRecord, ...]
+    gathering: Literal["never", "forward", "step", "action"]
+    reduction: Literal["each", "last", "stage"]
+    messages: Literal["beside", "awaited"]
+    joined: bool = False
+    blocking: bool = False
+    compute_slow_down: Factor = 1.0
+    network_slow_down: Factor = 1.0
+
+    @model_validator(mode="after")
+    def _units_exist(self) -> Self:
+        for index, stage in enumerate(self.stages):
+            for unit, _ in stage.units:
+                if unit >= len(self.units):
+                    raise ValueError(f"stage {index} names unit {unit} of {len(self.units)}")
+        return self
+
+
 class CandidateRecord(_Record):
     """A configuration that was priced: its step time, or why it lost."""
 
@@ -367,7 +434,10 @@ class InputRecord(_Record):
 
 
 class Plan(_Record):
-    """A parallel plan; ``profile`` is the file its hardware numbers or residuals came from."""
+    """A parallel plan; ``profile`` is the file its hardware numbers or residuals came from.
+
+    ``step`` is what its step was simulated from; None if that was too much to simulate.
+    """
 
     schema_version: Literal[1] = 1
     autoplan_version: Text
@@ -380,6 +450,7 @@ class Plan(_Record):
     recompute: Literal["none", "selective", "full"]
     graph: GraphRecord
     prediction: PredictionRecord
+    step: StepRecord | None = None
     baselines: tuple[BaselineRecord, ...]
     considered: tuple[CandidateRecord, ...]
     pins: tuple[PinRecord, ...] = ()
@@ -387,6 +458,17 @@ class Plan(_Record):
     profile: Text = ""
     calibration: CalibrationRecord | None = None
     input: InputRecord | None = None
+
+    @model_validator(mode="after")
+    def _step_is_short(self) -> Self:
+        if self.step is not None:
+            units = sum(count for stage in self.step.stages for _, count in stage.units)
+            passes = units * self.pipeline.microbatches
+            if passes > MAX_EVENTS:
+                raise ValueError(
+                    f"step: {passes} passes of units, at most {MAX_EVENTS} are simulated"
+                )
+        return self
 
     @property
     def expected_step_time(self) -> float:

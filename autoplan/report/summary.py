@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from autoplan.ir.plan import BaselineRecord, Plan
+from autoplan.report.timeline import timeline_summary
 from autoplan.units import format_count
 
 __all__ = ["input_message", "plan_summary", "provenance_counts"]
@@ -65,6 +66,7 @@ def plan_summary(
         "zero": plan.zero,
         "recompute": plan.recompute,
         "time": prediction.time.model_dump(mode="json"),
+        "timeline": timeline_summary(plan),
         "memory": [stage.model_dump(mode="json") for stage in prediction.stages],
         "baselines": {baseline.name: _baseline(baseline) for baseline in plan.baselines},
         "considered": [candidate.model_dump(mode="json") for candidate in plan.considered],

@@ -16,6 +16,7 @@ from rich.text import Text
 from autoplan.ir.plan import Plan
 from autoplan.report.sharding import block_sharding, padded_parameters
 from autoplan.report.summary import input_message, provenance_counts
+from autoplan.report.timeline import stage_waits
 from autoplan.units import format_bytes, format_count, format_time
 
 __all__ = ["print_report", "report_lines"]
@@ -23,6 +24,7 @@ __all__ = ["print_report", "report_lines"]
 _MAX_CANDIDATES = 8
 _LABEL = 12
 _BAR = 30
+_NOTHING = 1e-9  # of a step: rounding, no time at all
 
 _TIME_PARTS = {
     "compute": "compute",
@@ -32,6 +34,13 @@ _TIME_PARTS = {
     "exposed_pp": "pipeline transfers",
     "bubble": "pipeline bubble",
     "optimizer": "optimizer",
+}
+_WAITS = {
+    "busy": "busy",
+    "messages": "messages",
+    "gathers": "gathers",
+    "reductions": "reductions",
+    "other_ranks": "other ranks",
 }
 _MEMORY_PARTS = {
     "parameters": "parameters",
@@ -96,6 +105,7 @@ def report_lines(
         _answer(plan, glyphs, capture_time, solve_time),
         _mesh(plan, glyphs),
         _time(plan, glyphs),
+        _waits(plan),
         _memory(plan, glyphs),
         _stages(plan),
         _considered(plan, glyphs),
@@ -249,6 +259,24 @@ def _time(plan: Plan, glyphs: _Glyphs) -> list[str]:
         bar = glyphs.bar * round(share * _BAR)
         name = _TIME_PARTS.get(part, part)
         lines.append(f"  {name:<28} {format_time(seconds):>9} {share:>7.1%}  {bar}")
+    return lines
+
+
+def _waits(plan: Plan) -> list[str]:
+    """A row for each stage: its ranks work, then wait for what the columns say."""
+    rows = stage_waits(plan)
+    if not rows:
+        return []
+    step = plan.prediction.step_time
+    lines = ["a rank's step, by stage: busy, then waiting for"]
+    lines.append(f"  {'':<4}" + "".join(f"{name:>14}" for name in _WAITS.values()))
+    for index, waits in enumerate(rows):
+        cells = []
+        for part in _WAITS:
+            seconds = getattr(waits, part)
+            none = seconds < _NOTHING * step
+            cells.append("-" if none else f"{format_time(seconds)} {seconds / step:>4.0%}")
+        lines.append(f"  {index:<4}" + "".join(f"{cell:>14}" for cell in cells))
     return lines
 
 

@@ -13,6 +13,7 @@ from autoplan.simulate.costs import (
     stage_of_times,
 )
 from autoplan.simulate.pipeline import simulate_pipeline
+from autoplan.simulate.record import StepCosts, step_record, timeline_of_plan
 from autoplan.simulate.step import simulate_step
 from autoplan.simulate.timeline import COMPUTE, DATA, MODEL, Event, Timeline, send_stream
 
@@ -26,6 +27,7 @@ __all__ = [
     "Messages",
     "Reduction",
     "StageCost",
+    "StepCosts",
     "Tail",
     "Timeline",
     "UnitCost",
@@ -35,4 +37,6 @@ __all__ = [
     "simulate_pipeline",
     "simulate_step",
     "stage_of_times",
+    "step_record",
+    "timeline_of_plan",
 ]

@@ -35,12 +35,14 @@ class UnitCost:
     """A part of a stage whose parameters are gathered and whose gradients are reduced together.
 
     ``work`` is by kind of action, for one microbatch; ``gather`` and ``reduce`` are seconds of
-    the all-gather of its parameters and of the reduction of its gradients.
+    the all-gather of its parameters and of the reduction of its gradients, ``reduced`` the bytes
+    of these where DDP reduces them in its own buckets.
     """
 
     work: Mapping[ActionKind, Work]
     gather: float = 0.0
     reduce: float = 0.0
+    reduced: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +80,10 @@ class Reduction(StrEnum):
     EACH = "each"
     """After a unit's backward of every microbatch."""
     LAST = "last"
-    """After a unit's backward of the last microbatch, beside the backward of the next unit."""
+    """After a unit's backward of the last microbatch, beside the backward of the next unit.
+
+    Where units tell their bytes, in DDP's buckets: see `autoplan.ir.buckets`.
+    """
     STAGE = "stage"
     """After the whole stage's last backward (torch's pipeline runtime with FSDP2)."""
 
@@ -102,6 +107,9 @@ class DataParallel:
     (only then) longer work may shorten a step, by ending an overlap.
 
     ``window`` is the number of stages gathered at once under ``Gathering.WINDOW``.
+    ``joined`` tells that a forward's first gather starts with it, and that it waits for the
+    reductions before it, as FSDP2 modules do. ``blocking`` tells that every gather and reduction
+    is waited for as soon as it is issued, as FSDP2 modules do on a device without streams.
     ``pairs_side_by_side`` tells that the program runs the two actions of a pair at the same time,
     which torch alone does not.
     """
@@ -111,6 +119,8 @@ class DataParallel:
     compute_slow_down: float = 1.0
     network_slow_down: float = 1.0
     window: int = 3
+    joined: bool = False
+    blocking: bool = False
     pairs_side_by_side: bool = False
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from autoplan.schedules import Action
+from autoplan.schedules import Action, ActionKind
 from autoplan.simulate.costs import DataParallel, Gathering
 from autoplan.simulate.program import Job, Message
 from autoplan.simulate.segments import Segment
@@ -80,6 +80,7 @@ class RankRun:
         self.awaiting_ranks = 0.0
         self.end = 0.0
         self.end_of_stage: dict[int, float] = {}
+        self._joined, self._blocking = data.joined, data.blocking
         self._streams = _streams(rank, data, records)
         self._gathers = _Gathers(jobs, data, self._streams)
 
@@ -96,9 +97,15 @@ class RankRun:
     def run(self, job: Job) -> None:
         """Run the actions of a job from now on."""
         rank, records, streams, gathers = self.rank, self.records, self._streams, self._gathers
+        if self._joined and job.parts[0][0].kind is ActionKind.FORWARD:
+            self._await_reductions()
+            if not self._blocking:
+                gathers.start(self.free)
         free = self.free
         for action, segments in job.parts:
             for segment in segments:
+                if self._blocking:
+                    gathers.start(free)
                 ready = gathers.before(action.stage, free)
                 self.awaiting_gather += ready - free
                 free = streams.compute(ready, segment.compute)
@@ -112,13 +119,23 @@ class RankRun:
                     streams.issue(
                         Collective(segment.reduce, free, "reduce after", action, segment.unit)
                     )
+                    if self._blocking:
+                        free = self._reduced(free)
             self.end_of_stage[action.stage] = free
         self.free = free
 
     def finish(self) -> None:
         """Wait for the last reductions."""
-        self.end = max(self.free, self._streams.drain())
-        self.awaiting_reduction = self.end - self.free
+        self._await_reductions()
+        self.end = self.free
+
+    def _await_reductions(self) -> None:
+        self.free = self._reduced(self.free)
+
+    def _reduced(self, now: float) -> float:
+        done = max(now, self._streams.drain())
+        self.awaiting_reduction += done - now
+        return done
 
     def record_send(self, message: Message, start: float, end: float) -> None:
         """Note that a message was on its way."""
@@ -156,14 +173,9 @@ class _Gathers:
     def __init__(self, jobs: Sequence[Job], data: DataParallel, streams: Streams) -> None:
         self._streams = streams
         self._stages: dict[int, Collective] = {}
-        self._ahead: Iterator[tuple[Action, Segment]] = iter(())
+        self._ahead: Iterator[tuple[Action, Segment] | None] = iter(())
         if data.gathering not in (Gathering.NEVER, Gathering.WINDOW):
-            self._ahead = (
-                (action, segment)
-                for job in jobs
-                for action, segments in job.parts
-                for segment in segments
-            )
+            self._ahead = _gathered(jobs, data)
         self._coming = self._prefetch(0.0)
 
     def unshard(self, job: Job, now: float) -> None:
@@ -175,6 +187,10 @@ class _Gathers:
                 self._streams.issue(gather)
                 self._stages[stage] = gather
 
+    def start(self, now: float) -> None:
+        """Issue the first gather of a forward that nothing issues ahead."""
+        self._coming = self._prefetch(now)
+
     def before(self, stage: int, ready: float) -> float:
         """Start of the next segment, which is ready but for its parameters; issues the next."""
         coming = self._coming or self._stages.pop(stage, None)
@@ -184,12 +200,30 @@ class _Gathers:
         return ready
 
     def _prefetch(self, now: float) -> Collective | None:
-        action, segment = next(self._ahead, (None, None))
-        if action is None or segment is None or not segment.gather:
+        coming = next(self._ahead, None)
+        if coming is None or not coming[1].gather:
             return None
+        action, segment = coming
         gather = Collective(segment.gather, now, "gather for", action, segment.unit)
         self._streams.issue(gather)
         return gather
+
+
+def _gathered(
+    jobs: Sequence[Job], data: DataParallel
+) -> Iterator[tuple[Action, Segment] | None]:
+    """Segments in order, with a None where nothing is issued ahead.
+
+    That is before each forward where gathers are ``joined``, everywhere where they are blocking.
+    """
+    for job in jobs:
+        for action, segments in job.parts:
+            if data.joined and not data.blocking and action.kind is ActionKind.FORWARD:
+                yield None
+            for segment in segments:
+                if data.blocking:
+                    yield None
+                yield action, segment
 
 
 def _streams(rank: int, data: DataParallel, records: list[Record]) -> Streams:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
+from autoplan.ir.buckets import BucketedBlock, buckets
 from autoplan.ir.overlap import overlapped_time
 from autoplan.schedules import Action, ActionKind
-from autoplan.simulate.costs import DataParallel, Gathering, Reduction, StageCost
+from autoplan.simulate.costs import DataParallel, Gathering, Reduction, StageCost, UnitCost
 
 __all__ = ["Segment", "Segments", "side_by_side"]
 
@@ -65,6 +68,8 @@ class Segments:
         if kind is not ActionKind.FORWARD:
             units.reverse()
         together = reduce and self._data.reduction is Reduction.STAGE
+        if reduce and self._data.reduction is Reduction.LAST and any(u.reduced for _, u in units):
+            return _in_buckets(units, kind)
         segments = []
         for place, (index, unit) in enumerate(units):
             sent = unit.reduce if reduce and not together else 0.0
@@ -81,6 +86,42 @@ class Segments:
                 )
             )
         return tuple(segments)
+
+
+def _in_buckets(
+    units: Sequence[tuple[int, UnitCost]], kind: ActionKind
+) -> tuple[Segment, ...]:
+    """Segments of a last backward, whose gradients DDP reduces.
+
+    A bucket goes out after the unit that fills it. The last unit is in two where it fills some
+    before its end, so that nothing but the last bucket is left then.
+    """
+    works = [unit.work[kind] for _, unit in units]
+    blocks = [
+        BucketedBlock(work.compute + work.exposed, unit.reduced, unit.reduce)
+        for work, (_, unit) in zip(works, units, strict=True)
+    ]
+    ends = list(accumulate(block.backward for block in blocks))
+    sent = [0.0] * len(units)
+    last = len(units) - 1
+    early, filled = 0.0, 0.0
+    for ready, seconds in buckets(blocks):
+        place = min(last, bisect_left(ends, ready * (1 - 1e-12)))
+        if place == last and ready < ends[last] * (1 - 1e-12):
+            early, filled = early + seconds, ready
+        else:
+            sent[place] += seconds
+    segments = []
+    for place, (index, _) in enumerate(units):
+        number, work, part = index if last else -1, works[place], 1.0
+        if place == last and early:
+            share = 1.0 - (ends[last] - filled) / blocks[last].backward
+            segments.append(Segment(number, share * work.compute, share * work.exposed, 0.0, early))
+            part = 1.0 - share
+        segments.append(
+            Segment(number, part * work.compute, part * work.exposed, 0.0, sent[place])
+        )
+    return tuple(segments)
 
 
 def side_by_side(

@@ -28,6 +28,48 @@ def test_show_json_is_one_document(autoplan: Run, plan_path: Path) -> None:
     assert json.loads(done.stdout)["step_time"] == 3.5
 
 
+def test_trace_has_events_that_do_not_overlap(
+    autoplan: Run, plan_path: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.json"
+    done = autoplan("show", plan_path, "--trace", path)
+    assert done.returncode == 0, done.stderr
+    events = [event for event in json.loads(path.read_text()) if event["ph"] == "X"]
+    assert max(event["ts"] + event["dur"] for event in events) == pytest.approx(3.5e6)
+    streams: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for event in events:
+        times = event["ts"], event["ts"] + event["dur"]
+        streams.setdefault((event["pid"], event["tid"]), []).append(times)
+    assert {rank for rank, _ in streams} == {0, 1}
+    for spans in streams.values():
+        spans.sort()
+        ends = [0.0, *(end for _, end in spans)]
+        assert all(start >= end - 1e-3 for (start, _), end in zip(spans, ends, strict=False))
+    assert list(tmp_path.glob("*.tmp")) == []
+
+
+@pytest.mark.parametrize("name", ["missing/trace.json", "."])
+def test_trace_that_cant_be_written_is_one_line(
+    autoplan: Run, plan_path: Path, tmp_path: Path, name: str
+) -> None:
+    done = autoplan("show", plan_path, "--trace", tmp_path / name)
+    assert done.returncode == 2
+    error, hint = done.stderr.splitlines()
+    assert "can't be written" in error and hint.startswith("hint: ")
+    assert list(tmp_path.rglob("*.tmp")) == []
+
+
+def test_damaged_step_is_one_line_and_a_hint(
+    autoplan: Run, plan_path: Path, plan_data: dict[str, Any]
+) -> None:
+    plan_data["step"]["units"][0]["forward"] = "soon"
+    plan_path.write_text(json.dumps(plan_data))
+    done = autoplan("show", plan_path)
+    assert done.returncode == 6
+    error, hint = done.stderr.splitlines()
+    assert "step.units.0.forward" in error and hint.startswith("hint: ")
+
+
 @pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {"TERM": "dumb"}, {"COLUMNS": "40"}])
 def test_report_off_a_terminal_has_no_escapes(
     autoplan: Run, plan_path: Path, variables: dict[str, str]

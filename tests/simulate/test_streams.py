@@ -460,3 +460,23 @@ def test_wrong_factors_are_refused_with_the_number() -> None:
         DataParallel(compute_slow_down=0.9)
     with pytest.raises(UsageError, match="window is 0"):
         DataParallel(window=0)
+
+
+def test_joined_forwards_start_their_gathers_and_end_reductions() -> None:
+    # Of 14 s a microbatch, a gather before it and a reduction after it are not hidden.
+    stage = StageCost(units=(unit(2.0, 4.0, gather=1.0, reduce=1.0),) * 2)
+    separate, joined = (
+        simulate_step(
+            "1f1b",
+            [stage],
+            ranks=1,
+            microbatches=2,
+            data=DataParallel(gathering=Gathering.ACTION, reduction=Reduction.EACH, joined=joined),
+            tails=[Tail(collectives=1.0, optimizer=2.0)],
+        )
+        for joined in (False, True)
+    )
+    assert separate.makespan == 1 + 2 * 12 + 1 + 3
+    assert joined.makespan == 2 * (1 + 12 + 1) + 3
+    assert joined.awaiting_gather == (2.0,) and joined.awaiting_reduction == (2.0,)
+    assert joined.busy == (2 * 12 + 3,)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoplan.costs.buckets import BucketedBlock, exposed_reduction
+from autoplan.ir.buckets import BucketedBlock, exposed_reduction
 from autoplan.ir.overlap import NO_SLOW_DOWN, SlowDown
 from autoplan.schedules import ActionKind
 from autoplan.simulate.costs import DataParallel, Reduction, StageCost, UnitCost, Work

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from autoplan.ir.overlap import SlowDown
 
-__all__ = ["BucketedBlock", "exposed_reduction"]
+__all__ = ["BucketedBlock", "buckets", "exposed_reduction"]
 
 _FIRST, _FURTHER = 2**20, 25 * 2**20
 
@@ -38,7 +38,7 @@ def exposed_reduction(blocks: Iterable[BucketedBlock], slow_down: SlowDown) -> f
     given = tuple(blocks)
     whole = sum(block.backward for block in given)
     now = done = 0.0  # seconds, and seconds of the backward's work behind us
-    for ready, seconds in _buckets(given):
+    for ready, seconds in buckets(given):
         if done < ready:
             now, done = now + ready - done, ready
         left = whole - done
@@ -50,7 +50,7 @@ def exposed_reduction(blocks: Iterable[BucketedBlock], slow_down: SlowDown) -> f
     return max(0.0, now - done)
 
 
-def _buckets(blocks: Sequence[BucketedBlock]) -> Iterator[tuple[float, float]]:
+def buckets(blocks: Sequence[BucketedBlock]) -> Iterator[tuple[float, float]]:
     """Seconds of work until a bucket is full, and seconds to sum it."""
     room = float(_FIRST)
     worked = held = 0.0
