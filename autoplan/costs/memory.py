@@ -163,9 +163,8 @@ def stage_memory(
     """Memory of a stage that holds ``in_flight`` microbatches at once.
 
     ``shared`` is bytes of results of shared operators (masks, tables) of one microbatch,
-    ``resident`` bytes of the model's buffers and the batch, ``tied`` the elements of parameters that
-    several
-    blocks of the stage use: FSDP2 keeps these gathered from the first use to the last.
+    ``resident`` bytes of the model's buffers and the batch, ``tied`` the elements of parameters
+    that several blocks of the stage use: FSDP2 keeps these gathered from the first use to the last.
     """
     numel = sum(block.numel for block in blocks)
     trainable = sum(block.trainable for block in blocks)
