@@ -24,7 +24,6 @@ from autoplan.costs.step import BlockTime, StageTime, stage_time, update_traffic
 from autoplan.ir.graph import Graph, dtype_size
 from autoplan.ir.hardware import Cluster
 from autoplan.ir.optimizer import UpdateRule
-from autoplan.ir.recompute import Recompute
 from autoplan.schedules import in_flight
 from autoplan.simulate import Messages, simulate_pipeline
 from autoplan.solver.between import (
@@ -112,6 +111,8 @@ def price(
     """Price a configuration with those strategies, cut as given or as well as possible."""
     shared_time, shared_bytes = shared_costs(graph, cluster)
     resident = sum(math.prod(b.shape) * dtype_size(b.dtype) for b in graph.buffers)
+    # Every stage is handed the whole batch of its data rank.
+    resident += configuration.microbatches * sum(tensor.size for tensor in graph.inputs)
     blocks = _blocks(graph, configuration, point, cluster)
     settings = configuration.memory_settings(dtype_size(graph.dtype), update=update)
     stages = configuration.mesh.pp
@@ -209,26 +210,20 @@ def _blocks(
                 ),
             )
         )
-        level, held = configuration.recompute, cost.held
-        restored = cost.made_again(level)
-        if level is Recompute.FULL:
-            # A block that is run again saves everything but its inputs, which were kept.
-            inputs = zip(held.inputs, held.saved_inputs, strict=True)
-            restored -= sum(size for size, saved in inputs if saved)
-        again = level is not Recompute.NONE
+        held = cost.held.at(configuration.recompute)
         memories.append(
             BlockMemory(
                 numel=numel,
                 trainable=learnt,
-                kept=cost.kept(level),
-                working=cost.transient + restored,
+                kept=held.kept,
+                working=max(held.forward, held.backward),
                 boundary_in=cost.boundary,
                 boundary_out=cost.boundary_out,
-                fresh=max(held.forward, held.fresh) + restored,
-                inputs=held.inputs,
-                kept_inputs=(True,) * len(held.inputs) if again else held.saved_inputs,
-                kept_outputs=tuple(kept and not again for kept in held.saved_outputs),
-                passed=held.passed,
+                fresh=max(held.forward, held.fresh),
+                inputs=cost.held.inputs,
+                kept_inputs=held.kept_inputs,
+                kept_outputs=held.kept_outputs,
+                passed=cost.held.passed,
             )
         )
     return _Blocks(tuple(times), tuple(memories))

@@ -53,12 +53,9 @@ class BlockCost:
 
     ``forward`` and ``backward`` are compute (with the time in which the device waits for the
     host, which issues operators ahead of it within a pass), ``tp_forward`` and ``tp_backward``
-    collectives of the model axis. ``saved`` is bytes kept from forward to backward; ``boundary``
-    those of the boundary inputs, all that full recompute keeps; ``boundary_out`` those handed on.
-    Selective recompute keeps ``selected`` bytes, pays ``again`` and ``tp_again`` a second time
-    and makes ``remade`` bytes of ``saved`` again.
-    ``transient`` is the larger peak of temporaries in forward or of gradients in backward,
-    where ``held`` has what happens at the ends and to the gradients of parameters.
+    collectives of the model axis. ``again`` and ``tp_again`` are what selective recompute pays a
+    second time. ``boundary`` is bytes of the boundary inputs, ``boundary_out`` those handed on,
+    and ``held`` has what is kept from forward to backward and what lives for a moment.
     ``parameters`` lists (local name, local elements, bytes of one), ``partial_grads`` the
     names whose gradient needs an all_reduce once a step.
     """
@@ -69,23 +66,15 @@ class BlockCost:
     tp_backward: float
     again: float
     tp_again: float
-    saved: int
-    selected: int
-    remade: int
     boundary: int
     boundary_out: int
-    transient: int
     held: Liveness
     parameters: tuple[tuple[str, int, int], ...]
     partial_grads: tuple[str, ...]
 
     def kept(self, recompute: Recompute) -> int:
         """Bytes held from forward to backward."""
-        return recompute.of(self.saved, self.selected, self.boundary)
-
-    def made_again(self, recompute: Recompute) -> int:
-        """Bytes of saved tensors that exist only while the block's backward runs."""
-        return recompute.of(0, self.remade, self.saved)
+        return self.held.at(recompute).kept
 
     def forward_again(self, recompute: Recompute) -> float:
         """Seconds of the forward, collectives included, that are paid again in backward."""
@@ -124,7 +113,6 @@ def block_cost(
     """Cost of a block with those strategies (by operator name) and boundary placements."""
     ranks = group.ranks
     terms = block_terms(block, strategies, boundary_in, boundary_out, group, cluster)
-    bytes_held = liveness(block, strategies, boundary_in, boundary_out, ranks)
     states = parameter_states(block, strategies)
     tp_forward = sum(term.tp_forward for term in terms.ops)
     tp_forward += sum(term.resharding.forward for term in terms.conversions)
@@ -149,13 +137,9 @@ def block_cost(
         tp_backward=tp_backward,
         again=max(sum(term.again for term in terms.ops), host_again - tp_again),
         tp_again=tp_again,
-        saved=bytes_held.saved,
-        selected=bytes_held.selected,
-        remade=bytes_held.remade,
         boundary=_local_sum(block, block.inputs, boundary_in, ranks),
         boundary_out=_local_sum(block, block.outputs, boundary_out, ranks),
-        transient=max(bytes_held.forward, bytes_held.backward),
-        held=bytes_held,
+        held=liveness(block, strategies, boundary_in, boundary_out, ranks),
         parameters=tuple(
             (name, *_parameter(block, name, states[name][0], ranks)) for name in block.parameters
         ),

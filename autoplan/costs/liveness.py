@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 from autoplan.costs.compute import is_view, local_bytes, local_extra
 from autoplan.costs.experts import experts_products, experts_workspace, local_experts
+from autoplan.costs.passes import Held, Step, Storage, Walk
 from autoplan.costs.terms import produced_placements, required_states
 from autoplan.ir.experts import EXPERTS
 from autoplan.ir.graph import BlockClass, Op, TensorKind, dtype_size
 from autoplan.ir.placement import Placement, Replicate, Shard, conversion
-from autoplan.ir.recompute import is_kept
+from autoplan.ir.recompute import Recompute, is_kept
 from autoplan.ir.strategy import OpStrategy
 
 __all__ = ["Liveness", "liveness"]
 
-Storage = tuple[str, str]
 _FUSED_LOSSES = ("aten.cross_entropy_loss.default",)
 _HELD_ELSEWHERE = (
     TensorKind.PARAMETER,
@@ -32,35 +32,19 @@ _HELD_ELSEWHERE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Liveness:
-    """Bytes on one rank: saved for backward, and the transient peaks of both passes.
+    """Bytes on one rank: kept from forward to backward, and the peaks of both passes.
 
-    ``selected`` is what selective recompute keeps instead of ``saved``, and ``remade`` the
-    part of ``saved`` that it makes again in backward.
-    ``fresh`` is the peak of a backward whose parameters have no gradient before it: these stay
-    from their operator to the end; in ``backward`` each is added to one that exists. The rest
-    says what is kept of the tensors at the ends: bytes of each input and whether it is saved,
-    and for each output whether it is saved and which input it is (-1: none).
+    ``levels`` has what each recompute level keeps, and what it holds besides. ``inputs`` is bytes
+    of each tensor that enters, and ``passed`` says for each output which input it is (-1: none).
     """
 
-    saved: int
-    selected: int
-    remade: int
-    forward: int
-    backward: int
-    fresh: int
+    levels: tuple[Held, Held, Held]
     inputs: tuple[int, ...]
-    saved_inputs: tuple[bool, ...]
-    saved_outputs: tuple[bool, ...]
     passed: tuple[int, ...]
 
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    op: Op
-    reads: tuple[Storage, ...]
-    writes: tuple[Storage, ...]
-    forward: int = 0  # bytes held for a moment inside the operator
-    backward: int = 0
+    def at(self, level: Recompute) -> Held:
+        """What a recompute level holds."""
+        return self.levels[tuple(Recompute).index(level)]
 
 
 class _Storages:
@@ -126,67 +110,82 @@ def liveness(
     boundary_out: tuple[Placement, ...],
     ranks: int,
 ) -> Liveness:
-    """Saved bytes and transient peaks of one microbatch on one rank."""
+    """Kept bytes and transient peaks of one microbatch on one rank."""
     produced = produced_placements(block, strategies, boundary_in)
     storages = _Storages(block, produced, ranks)
-    steps: list[_Step] = []
-    saved: set[Storage] = set()
-    selected = {storages.own(name) for name in block.inputs}
-    extra = extra_selected = extra_remade = 0
+    weights = _weights(block, produced, ranks)
+    steps: list[Step] = []
+    products = {storages.own(name) for name in block.inputs}
     for op in block.ops:
         strategy = strategies[op.name]
         states = required_states(op, block, strategy)
         reads = tuple(
             storages.read(name, state) for name, state in zip(op.inputs, states, strict=True)
         )
-        writes = _outputs(op, block, storages, dict(zip(op.inputs, reads, strict=True)))
         by_name = dict(zip(op.inputs, reads, strict=True))
+        writes = _outputs(op, block, storages, by_name)
         by_name.update(zip(op.outputs, writes, strict=True))
-        saved.update(by_name[name] for name in op.saved if name in by_name)
-        held = local_extra(op, block, strategy, ranks)
+        saved = {by_name[name] for name in op.saved if name in by_name}
+        extra = local_extra(op, block, strategy, ranks)
+        kept_extra = extra if is_kept(op) else 0
         inside = (0, 0)
         if op.target in _FUSED_LOSSES:
             if _class_shard(strategy):
                 # The runtime's loss keeps the scores themselves, not their logarithms.
                 saved.add(reads[0])
-                held, inside = 0, _class_shard_workspace(storages.size[reads[0]], op, block)
+                extra, inside = 0, _class_shard_workspace(storages.size[reads[0]], op, block)
             else:
                 # The scores' logarithms (kept) have a gradient beside that of the scores.
                 inside = (0, storages.size[reads[0]])
-        extra += held
         if op.target == EXPERTS:
             region = local_experts(op, block, strategy, ranks)
             inside = experts_workspace(region)
             first, last = experts_products(region)
-            extra_selected += first + last
-            extra_remade += max(0, held - first)
+            kept_extra = first + last
         elif is_kept(op):
-            selected.update(writes)
-            extra_selected += held
-        else:
-            extra_remade += held
-        steps.append(_Step(op, reads, writes, *inside))
+            products.update(writes)
+        learns = any(block.tensor(name).requires_grad for name in op.outputs)
+        steps.append(
+            Step(
+                reads=reads,
+                writes=writes,
+                saved=frozenset(saved),
+                extra=extra,
+                kept_extra=kept_extra,
+                forward=inside[0],
+                backward=inside[1],
+                gradients=_gradients(op, block, reads, writes) if learns else (),
+                weights=tuple(name for name in op.inputs if name in weights),
+            )
+        )
     sent = tuple(
         storages.read(name, state) for name, state in zip(block.outputs, boundary_out, strict=True)
     )
-    weights = _weights(block, produced, ranks)
-    entered = [storages.own(name) for name in block.inputs]
-    # What the block hands on is kept by those who receive it.
-    handed_on = {*sent} - {storages.own(name) for name in block.inputs}
-    selected = {*selected, *storages.received} - handed_on
-    remade = saved - selected
+    entered = tuple(storages.own(name) for name in block.inputs)
+    walk = Walk(
+        steps=tuple(steps),
+        size=storages.size,
+        source=storages.source,
+        entered=entered,
+        sent=sent,
+        products=frozenset({*products, *storages.received}),
+        weights=weights,
+    )
     return Liveness(
-        saved=sum(storages.size[key] for key in saved) + extra,
-        selected=sum(storages.size[key] for key in selected) + extra_selected,
-        remade=sum(storages.size[key] for key in remade) + extra_remade,
-        forward=_forward_peak(steps, storages.size, saved, sent),
-        backward=_backward_peak(steps, storages, block, sent, weights, stay=False),
-        fresh=_backward_peak(steps, storages, block, sent, weights, stay=True),
+        levels=walk.levels(),
         inputs=tuple(storages.size[key] for key in entered),
-        saved_inputs=tuple(key in saved for key in entered),
-        saved_outputs=tuple(key in saved for key in sent),
         passed=tuple(entered.index(key) if key in entered else -1 for key in sent),
     )
+
+
+def _gradients(
+    op: Op, block: BlockClass, reads: tuple[Storage, ...], writes: tuple[Storage, ...]
+) -> tuple[Storage, ...]:
+    """Storages whose gradients exist while the operator's backward runs."""
+    read = (
+        key for name, key in zip(op.inputs, reads, strict=True) if block.tensor(name).requires_grad
+    )
+    return (*writes, *read)
 
 
 def _class_shard(strategy: OpStrategy) -> bool:
@@ -236,71 +235,3 @@ def _outputs(
 
 def _is_constant(block: BlockClass, name: str) -> bool:
     return block.tensor(name).kind in _HELD_ELSEWHERE
-
-
-def _forward_peak(
-    steps: list[_Step],
-    size: Mapping[Storage, int],
-    saved: set[Storage],
-    sent: tuple[Storage, ...],
-) -> int:
-    """Largest sum of storages that live during an operator and are not kept afterwards."""
-    last: dict[Storage, int] = {}
-    for index, step in enumerate(steps):
-        for key in (*step.reads, *step.writes):
-            last[key] = index
-    for key in sent:
-        last[key] = len(steps)
-    live: set[Storage] = set()
-    peak = 0
-    for index, step in enumerate(steps):
-        live.update(key for key in (*step.reads, *step.writes) if key not in saved)
-        peak = max(peak, sum(size[key] for key in live) + step.forward)
-        live = {key for key in live if last[key] > index}
-    return max(peak, sum(size[key] for key in {*live, *sent} if key not in saved))
-
-
-def _backward_peak(
-    steps: list[_Step],
-    storages: _Storages,
-    block: BlockClass,
-    sent: tuple[Storage, ...],
-    weights: Mapping[str, int],
-    *,
-    stay: bool,
-) -> int:
-    """Largest sum of gradients that live at once: each as large as its tensor's storage.
-
-    Going backwards, the gradient of a storage lives from its first reader to its producer.
-    That of a converted copy ends where the copy was first read: there it becomes one of the
-    source. Those of parameters ``stay``, or are added to what exists.
-    """
-    size, source = storages.size, storages.source
-    begin: dict[Storage, int] = {}
-    for index, step in enumerate(steps):
-        for key in step.writes:
-            begin.setdefault(key, index)
-        for key in step.reads:
-            if key in source:
-                begin.setdefault(key, index)
-    live = {*sent, *(source[key] for key in sent if key in source)}
-    peak = sum(size[key] for key in live)
-    live -= {key for key in sent if key in source and key not in begin}
-    learnt: set[str] = set()
-    for index in range(len(steps) - 1, -1, -1):
-        step = steps[index]
-        if any(block.tensor(name).requires_grad for name in step.op.outputs):
-            live.update(step.writes)
-            live.update(
-                key
-                for name, key in zip(step.op.inputs, step.reads, strict=True)
-                if block.tensor(name).requires_grad
-            )
-        done = {key for key in live if begin.get(key, -1) >= index}
-        live.update(source[key] for key in done if key in source)
-        used = {name for name in step.op.inputs if name in weights}
-        learnt = learnt | used if stay else used
-        gradients = sum(weights[name] for name in learnt)
-        peak = max(peak, sum(size[key] for key in live) + gradients + step.backward)
-        live -= done
-    return peak

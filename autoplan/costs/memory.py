@@ -163,8 +163,8 @@ def stage_memory(
     """Memory of a stage that holds ``in_flight`` microbatches at once.
 
     ``shared`` is bytes of results of shared operators (masks, tables) of one microbatch,
-    ``resident`` bytes of the model's buffers, ``tied`` the elements of parameters that several
-    blocks of the stage use: FSDP2 keeps these gathered from the first use to the last.
+    ``resident`` bytes of the model's buffers and the batch, ``tied`` the elements of parameters
+    that several blocks of the stage use: FSDP2 keeps these gathered from the first use to the last.
     """
     numel = sum(block.numel for block in blocks)
     trainable = sum(block.trainable for block in blocks)
@@ -179,7 +179,10 @@ def stage_memory(
         buffers += boundary_bytes(received, sent, in_flight, settings.microbatches)
     kept = _kept(blocks, received=received > 0)
     activations = sum(kept) * in_flight
-    peak = activations - sum(kept) + _pass_peak(blocks, kept, settings, tied)
+    peak = max(
+        sum(kept) * (flight - 1) + _pass_peak(blocks, kept, settings, tied, born=born)
+        for flight, born in _backwards(settings, in_flight)
+    )
     # The update begins when the activations are gone.
     transient = max(peak - activations, update_bytes(trainable, settings) - activations - buckets)
     return StageMemory(
@@ -222,38 +225,49 @@ def _kept(blocks: Sequence[BlockMemory], *, received: bool) -> list[int]:
     return added
 
 
+def _backwards(settings: MemorySettings, in_flight: int) -> list[tuple[int, bool]]:
+    """Backwards that may hold most: microbatches held, and whether no gradient exists before.
+
+    A step begins without gradients, unless they live in DDP's buckets. A later backward adds to
+    them, and finds a microbatch fewer when all were held at once.
+    """
+    bucketed = settings.zero <= 1 and settings.replicated and settings.microbatches == 1
+    if bucketed or (settings.zero >= 2 and settings.pipelined):
+        return [(in_flight, False)]
+    later = min(in_flight, settings.microbatches - 1)
+    return [(in_flight, True)] + [(later, False)] * (later > 0)
+
+
 def _pass_peak(
-    blocks: Sequence[BlockMemory], kept: Sequence[int], settings: MemorySettings, tied: int
+    blocks: Sequence[BlockMemory],
+    kept: Sequence[int],
+    settings: MemorySettings,
+    tied: int,
+    *,
+    born: bool,
 ) -> int:
-    """Most bytes besides the training state while the last microbatch in flight passes.
+    """Most bytes besides the training state while a microbatch passes.
 
     Before a block's backward those after it have given up what they kept, and their gradients
-    exist. ``tied`` elements have a gradient from the last block to the first.
+    exist. If gradients are ``born``, those of this block and before are counted as missing.
+    ``tied`` elements have a gradient from the last block to the first.
     """
-    born = _born_each_step(settings)
-    peak = held = 0
-    later = sum(block.trainable for block in blocks) * settings.itemsize if born else 0
+    peak = held = missing = 0
     numel = [0, *(block.numel for block in blocks), 0]
     for index, block in enumerate(blocks):
         held += kept[index]
         if born:
-            # Gradients are counted in full; those of this block and before are yet to come.
-            later -= block.trainable * settings.itemsize
-            missing = later - sum(b.trainable for b in blocks) * settings.itemsize
-            peak = max(peak, held + missing + block.fresh)
-        elif settings.zero <= 1:
-            peak = max(peak, held + block.working)
+            missing += state_bytes(block.numel, block.trainable, settings)[1]
+        if settings.zero <= 1:
+            # What the block's own gradients take is in `fresh`.
+            peak = max(peak, held + (block.fresh - missing if born else block.working))
         else:
             units = (numel[index], numel[index + 1], numel[index + 2])
             summed = tied * settings.itemsize if index + 1 < len(blocks) else 0
-            peak = max(peak, held + summed + block.fresh + _gathered(units, settings))
-            peak = max(peak, held - kept[index] + summed + _reducing(units, settings))
+            added = held + summed - missing
+            peak = max(peak, added + block.fresh + _gathered(units, settings))
+            peak = max(peak, added - kept[index] + _reducing(units, settings))
     return peak
-
-
-def _born_each_step(settings: MemorySettings) -> bool:
-    """Whether no gradient exists before the only backward of a step."""
-    return settings.zero <= 1 and settings.microbatches == 1 and not settings.replicated
 
 
 def _gathered(units: tuple[int, int, int], settings: MemorySettings) -> int:

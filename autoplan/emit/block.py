@@ -67,10 +67,31 @@ class _Writer:
     lines: list[str] = field(default_factory=list)
     copies: dict[tuple[str, Placement], str] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
+    ends: dict[str, int] = field(default_factory=dict)  # by variable: lines up to its last use
 
     def note(self, tensor: Tensor, placement: Placement) -> str:
         shape = shard_shape(tensor.shape, placement, self.source.ranks)
         return f"{list(shape)} {state_text(placement)}"
+
+    def mention(self, *expressions: str) -> None:
+        """Note that the last line makes or reads these."""
+        self.ends.update(dict.fromkeys(expressions, len(self.lines)))
+
+    def end(self, kept: set[str]) -> None:
+        """Write where variables end that autograd does not keep: else they live until the return.
+
+        What the caller holds, and what the last line reads, would not end earlier.
+        """
+        block = self.source.block
+        held = {self.names[name] for name in (*block.inputs, *block.shared)}
+        ended: dict[int, list[str]] = {}
+        for variable, line in self.ends.items():
+            if line < len(self.lines) and variable not in kept | held and "." not in variable:
+                ended.setdefault(line, []).append(variable)
+        for line in sorted(ended, reverse=True):
+            self.lines[line:line] = [
+                f"        del {', '.join(pair)}" for pair in _pairs(ended[line])
+            ]
 
     def converted(self, name: str, required: Placement) -> str:
         """Expression of a tensor in that state; the conversion's line is written at first use."""
@@ -92,9 +113,14 @@ class _Writer:
             head = f"{variable} = rt.{call.function}"
             note = self.note(tensor, required)
             self.lines += call_lines(head, [expression, *call.args], note, 8)
+            self.mention(expression, variable)
             expression = variable
         self.copies[name, required] = expression
         return expression
+
+
+def _pairs(names: list[str]) -> list[list[str]]:
+    return [names[index : index + 2] for index in range(0, len(names), 2)]
 
 
 def block_class_lines(source: BlockText) -> list[str]:
@@ -186,6 +212,7 @@ def _signature(name: str, arguments: list[str], result: str) -> list[str]:
 def _write_forward(writer: _Writer) -> None:
     source = writer.source
     path = ""
+    kept: set[str] = set()  # variables, and names of storages, that backward needs
     for op in source.block.ops:
         strategy = source.strategies[op.name]
         here = comment(op.module_path)
@@ -208,12 +235,19 @@ def _write_forward(writer: _Writer) -> None:
             note=_changed(writer, op, states),
             indent=8,
         )
+        made = {name: writer.names[name] for name in op.outputs}
+        writer.mention(*copies, *made.values())
+        made.update(zip(op.inputs, copies, strict=True))
+        for name in op.saved:
+            kept.update((made[name], source.block.tensor(name).base) if name in made else ())
     if len(source.block.outputs) != len(source.boundary_out):
         raise InputError(f"the plan has no placement for each output of {source.block.name}")
     results = [
         writer.converted(name, placement)
         for name, placement in zip(source.block.outputs, source.boundary_out, strict=True)
     ]
+    kept |= {writer.names[t.name] for t in source.block.tensors if t.base in kept}
+    writer.end(kept | {*results})
     tail = "," if len(results) == 1 else ""
     writer.lines.append(f"        return ({', '.join(results)}{tail})")
 
