@@ -45,7 +45,8 @@ class Extras:
     """Mechanisms of a run: ranks of a sequence, chunks a rank, tp beside matmuls, fp8 products.
 
     ``attention_again``: the backward runs attention's forward again (selective recompute of
-    Megatron-Core, which keeps all else).
+    Megatron-Core, which keeps all else). ``layers_again``: full recompute runs the layers again,
+    not embedding and head. ``stops_early``: it ends with the last tensor that a layer saved.
     """
 
     context: int = 1
@@ -53,6 +54,8 @@ class Extras:
     hides_tp: bool = False
     fp8: bool = False
     attention_again: bool = False
+    layers_again: bool = False
+    stops_early: bool = False
 
 
 NO_EXTRAS = Extras()
@@ -95,6 +98,14 @@ def with_extras(
             casts = _casts(op, block, chosen[op.name], group, cluster.accelerator)
             forward += casts[0]
             backward += casts[1]
+    if extras.layers_again:
+        if not _has_attention(block):
+            backward -= cost.forward + cost.tp_forward
+        elif extras.stops_early:
+            backward -= sum(
+                op_term(op, block, chosen[op.name], group, cluster).forward
+                for op in _after_last_saved(block)
+            )
     if not forward and not backward and not extras.hides_tp:
         return cost
     left_forward, left_backward = cost.tp_forward, cost.tp_backward
@@ -148,6 +159,13 @@ def _dealt(seconds: Sequence[float], chunks: int) -> list[float]:
     dealt[0] = seconds[0] - (chunks - 1) * layers
     dealt[-1] = seconds[-1] - (chunks - 1) * layers
     return dealt
+
+
+def _after_last_saved(block: BlockClass) -> Sequence[Op]:
+    """Operators that run after the last saved tensor is made; inputs are saved before a kernel."""
+    last = max(i for i, op in enumerate(block.ops) if op.saved)
+    made = set(block.ops[last].saved) & set(block.ops[last].outputs)
+    return block.ops[last + 1 if made else last :]
 
 
 def _has_attention(block: BlockClass) -> bool:

@@ -19,7 +19,7 @@ from autoplan.ir.recompute import Recompute
 from autoplan.profiles import load_cluster
 from autoplan.solver.inter import StageCut
 from autoplan.solver.space import Configuration
-from benchmarks.accuracy.nemo import NO_EXTRAS, Extras
+from benchmarks.accuracy.nemo import Extras
 from benchmarks.accuracy.rows import Row, Skip
 
 __all__ = ["Run", "run_of"]
@@ -43,6 +43,12 @@ _MEGATRON_DISPATCH = 95e-3 / 96 / 28
 # a buffer in a hook on each parameter (megatron/model/distributed.py).
 _MEGATRON_CALLS = HostCalls(functions=1, hooks=1)
 _MEGATRON = ("vtrain", "bloom_prequel")
+# llm-foundry checkpoints without reentrance, which stops when all saved tensors are there since
+# torch 2.1 (torch.utils.checkpoint.set_checkpoint_early_stop). Its sweeps ran in the image of
+# torch 2.1.0 (scripts/train/benchmarking/sweep.sh of mosaicml/llm-foundry@a7c7567), but the table
+# of this device is older: its README (mosaicml/llm-foundry@061f2c7) leaves torch 2 to do, and
+# submit_benchmarks.py of then (@12a6319) starts torch 1.13.1. Megatron's checkpoint is reentrant.
+_BEFORE_TORCH_2_1 = ("A100-40GB-SXM",)
 # Part of the peak that FlashAttention 1 reaches, which llm-foundry[gpu] installed in 2023: 25 to
 # 40 % on the A100 (arXiv 2307.08691, abstract). It issues the A100's instructions on the H100 too,
 # as version 2 does, whose rates there are 327.9 and 179.5 TFLOP/s (profiles/hardware).
@@ -114,7 +120,7 @@ def run_of(row: Row) -> Run:
 
 
 def _extras(row: Row) -> Extras:
-    """What NeMo runs; other files have none of it."""
+    """What NeMo runs, and what full recompute leaves out."""
     if row.file == "dgxc_benchmarking":
         if row.seq_len % row.context:
             raise Skip("sequence does not divide")
@@ -124,6 +130,7 @@ def _extras(row: Row) -> Extras:
             hides_tp=row.tp > 1 and row.sequence,
             fp8=row.fp8,
             attention_again=row.recompute.startswith("selective"),
+            layers_again=row.recompute.startswith("full"),
         )
     if row.fp8:
         raise Skip(f"precision {row.precision.split()[0]}")
@@ -131,7 +138,9 @@ def _extras(row: Row) -> Extras:
         raise Skip("context parallelism")
     if row.chunks > 1:
         raise Skip("virtual stages")
-    return NO_EXTRAS
+    full = _recompute(row) is Recompute.FULL
+    early = row.file == "llm_foundry" and row.gpu not in _BEFORE_TORCH_2_1
+    return Extras(layers_again=full, stops_early=full and early)
 
 
 def _recompute(row: Row) -> Recompute:
