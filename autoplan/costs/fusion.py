@@ -18,7 +18,7 @@ first to read, or makes. The group's first operator bears the launches.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from autoplan.costs.fanout import summed_slots
 from autoplan.ir.elementwise import ADDITIVE, ELEMENTWISE, LINEAR
@@ -66,7 +66,8 @@ class Fusion:
     """Groups of a block, the share of each member, and what is no longer paid elsewhere.
 
     ``absorbed`` are views that only members read; ``summed`` maps other operators to slots
-    whose gradients are still added in a kernel of their own.
+    whose gradients are still added in a kernel of their own. ``inner`` tensors pass from member
+    to member, ``written`` ones are what groups write.
     """
 
     groups: tuple[Group, ...]
@@ -74,11 +75,8 @@ class Fusion:
     absorbed: frozenset[str]
     summed: Mapping[str, tuple[int, ...]]
 
-    def is_inner(self, tensor: str) -> bool:
-        """Whether a tensor passes from member to member of one group."""
-        return tensor in self._inner
-
-    _inner: frozenset[str] = field(default=frozenset(), repr=False)
+    inner: frozenset[str]
+    written: frozenset[str]
 
 
 @by_identity(1024)
@@ -195,7 +193,9 @@ class _Fuser:
     def parties(self, root: str, *, learning: bool) -> set[str]:
         """Readers of a tensor; those that send a gradient back, where asked for these."""
         found = {
-            self.party(op) for op in self.users.get(root, {}).values() if not learning or self.learns(op)
+            self.party(op)
+            for op in self.users.get(root, {}).values()
+            if not learning or self.learns(op)
         }
         return found | ({"next block"} if root in self.handed_on else set())
 
@@ -223,7 +223,21 @@ class _Fuser:
                 )
             )
         inner = frozenset(name for share in shares.values() for name in share.inner)
-        return Fusion(tuple(groups), shares, self._absorbed(), self._summed(), inner)
+        written = frozenset(
+            name
+            for op in self.block.ops
+            if op.name in shares
+            for name in op.outputs
+            if (name, 1) in shares[op.name].forward
+        )
+        return Fusion(
+            groups=tuple(groups),
+            shares=shares,
+            absorbed=self._absorbed(),
+            summed=self._summed(),
+            inner=inner,
+            written=written,
+        )
 
     def _absorbed(self) -> frozenset[str]:
         readers: dict[str, list[Op]] = {}
@@ -285,14 +299,19 @@ class _GroupShares:
         backward, launches = self._backward()
         for op in self.ops:
             first = op is self.ops[0]
-            yield op.name, Share(
-                group=self.index,
-                forward=tuple(forward[op.name]),
-                backward=tuple(backward[op.name]),
-                forward_launches=int(first),
-                backward_launches=launches if first else 0,
-                inner=tuple(
-                    dict.fromkeys(name for name in (*op.inputs, *op.outputs) if self._is_inner(name))
+            yield (
+                op.name,
+                Share(
+                    group=self.index,
+                    forward=tuple(forward[op.name]),
+                    backward=tuple(backward[op.name]),
+                    forward_launches=int(first),
+                    backward_launches=launches if first else 0,
+                    inner=tuple(
+                        dict.fromkeys(
+                            name for name in (*op.inputs, *op.outputs) if self._is_inner(name)
+                        )
+                    ),
                 ),
             )
 
@@ -325,13 +344,12 @@ class _GroupShares:
         launches = 1 if written else 0
         if vectors:
             op = next(op for op in self.ops if op.name == vectors)
-            again = sum(self.block.tensor(self.payer[root][1]).shape == self._shape(op) for root in saved)
-            moved[op.name].append((op.outputs[0], 1 + again))
+            shape = self.block.tensor(op.outputs[0]).shape
+            again = sum(self.block.tensor(self.payer[root][1]).shape == shape for root in saved)
+            uses = len(self.fuser.parties(op.outputs[0], learning=True) - {self.party})
+            moved[op.name].append((op.outputs[0], max(1, uses) + again))
             launches += 1
         return moved, launches
-
-    def _shape(self, op: Op) -> tuple[int, ...]:
-        return self.block.tensor(op.outputs[0]).shape
 
     def _vectors(self) -> str:
         """First member that reads a parameter which learns; empty if there is none."""

@@ -105,7 +105,8 @@ class Accelerator:
     which hides behind the device's work unless that is shorter. ``reserved`` is bytes of
     ``memory`` that a training job can't use (context, allocator); ``fragmentation`` is the
     fraction of usable memory lost to fragmentation. ``slow_down`` is that of kernels and
-    collectives at the same time. ``operators`` are those that were measured.
+    collectives at the same time. ``operators`` are those that were measured. ``compiled``:
+    it runs what torch.compile makes of the blocks of a model.
     """
 
     name: str
@@ -125,6 +126,7 @@ class Accelerator:
     update_efficiency: Curve | None = None
     operators: MeasuredOperators | None = None
     slow_down: SlowDown = NO_SLOW_DOWN
+    compiled: bool = False
 
     @property
     def usable_memory(self) -> int:
