@@ -220,6 +220,9 @@ def _solve(parser: argparse.ArgumentParser) -> None:
         help="of bf16 models; none: bf16 alone, rounded stochastically, at ZeRO 0 and 1",
     )
     work.add_argument(
+        "--compile", action="store_true", help="price and run blocks under torch.compile"
+    )
+    work.add_argument(
         "--profile", type=Path, metavar="FILE", help="of autoplan profile or calibrate"
     )
     work.add_argument(

@@ -57,6 +57,7 @@ def run(args: argparse.Namespace) -> Outcome:
             dtype=dtype,
             optimizer=args.optimizer,
             master_weights=args.master_weights,
+            compile=args.compile,
         )
 
         def search() -> Plan:

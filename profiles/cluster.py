@@ -196,11 +196,14 @@ def cluster_record(cluster: Cluster) -> ClusterRecord:
     ``profile_digest`` covers the numbers of one rank and of the links; ``digest`` covers
     the counts too.
     """
+    device = asdict(cluster.accelerator)
     numbers: dict[str, object] = {
-        "accelerator": asdict(cluster.accelerator),
+        "accelerator": device,
         "intra": asdict(cluster.intra),
         "inter": asdict(cluster.inter),
     }
+    if not cluster.accelerator.compiled:
+        del device["compiled"]  # as before there were others
     shape = {"nodes": cluster.nodes, "ranks_per_node": cluster.ranks_per_node}
     if cluster.domain:
         shape["domain"] = cluster.domain

@@ -262,6 +262,11 @@ def _notes(
     priced_by = operators_note(graph, best, cluster.accelerator)
     if priced_by:
         notes.append(priced_by)
+    if cluster.accelerator.compiled:
+        notes.append(
+            "compiled: chains of elementwise operators and norms are priced as fused kernels, from "
+            "the device's curves; memory is that of a program that isn't compiled"
+        )
     for note in replicated_notes(rule_coverage(graph, 2)):
         notes.append(f"{note}; add one with autoplan.register_rule")
     if graph.dtype not in dict(cluster.accelerator.matmul_peak):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from autoplan.costs.compute import is_view
 from autoplan.costs.data_parallel import data_parallel_times
+from autoplan.costs.fusion import fusion
 from autoplan.costs.memory import state_bytes
 from autoplan.costs.step import update_traffic
 from autoplan.ir.experts import EXPERTS
@@ -119,9 +120,12 @@ def roofline(graph: Graph, accelerator: Accelerator) -> Roofline:
     forward = backward = again = 0.0
     forward_kernels = backward_kernels = again_kernels = 0
     for count, block in zip(class_counts(graph), graph.classes, strict=True):
+        fused = fusion(block) if accelerator.compiled else None
         for op in block.ops:
             if op.target == EXPERTS:
                 continue  # its kernels are not those of one product
+            if fused is not None and (op.name in fused.shares or op.name in fused.absorbed):
+                continue  # its result may never be written
             # Of attention's products a kernel may skip what the mask hides.
             counted = "scaled_dot_product" not in op.target
             made = [block.tensor(name) for name in op.outputs]

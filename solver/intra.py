@@ -20,8 +20,8 @@ from typing import TypeVar
 
 from autoplan.costs.compute import OpTime, local_bytes, local_extra
 from autoplan.costs.experts import experts_products, local_experts
-from autoplan.costs.resharding import Resharding, conversion_time
-from autoplan.costs.terms import op_term, required_states
+from autoplan.costs.resharding import Resharding
+from autoplan.costs.terms import changed_time, op_term, required_states
 from autoplan.errors import AutoplanError, InfeasibleError, InternalError, SolverLimitError
 from autoplan.ir.experts import EXPERTS
 from autoplan.ir.graph import BlockClass, Op, Tensor, TensorKind
@@ -296,8 +296,8 @@ class _Formulation:
             return 0.0 if source == target else None
         key = (tensor.name, source, target)
         if key not in self._conversions:
-            self._conversions[key] = conversion_time(
-                tensor, source, target, self._group, self._cluster
+            self._conversions[key] = changed_time(
+                tensor.name, self._block, source, target, self._group, self._cluster
             )
         times = self._conversions[key]
         if times is None:

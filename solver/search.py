@@ -62,6 +62,8 @@ def solve(
     ``memory_limit`` bytes a rank, SolverLimitError when time ran out before any plan.
     """
     started = time.monotonic()
+    if workload.compile:
+        cluster = replace(cluster, accelerator=replace(cluster.accelerator, compiled=True))
     limit = _memory_limit(cluster, memory_limit)
     fixed = parse_pins(pins, cluster.ranks, workload.global_batch)
     graphs = GraphFamily(captured.at)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from autoplan.costs.compute import op_time
 from autoplan.ir.graph import Graph
 from autoplan.ir.hardware import Cluster
@@ -15,9 +17,9 @@ __all__ = ["shared_costs"]
 def shared_costs(graph: Graph, cluster: Cluster) -> tuple[float, int]:
     """Seconds and bytes of running every shared operator once."""
     block = graph.shared_block()
+    eager = replace(cluster.accelerator, compiled=False)  # they run between compiled blocks
     seconds = sum(
-        op_time(op, block, OpStrategy.whole(op), 1, cluster.accelerator).forward
-        for op in graph.shared_ops
+        op_time(op, block, OpStrategy.whole(op), 1, eager).forward for op in graph.shared_ops
     )
     by_name = {tensor.name: tensor for tensor in graph.shared_tensors}
     produced = [by_name[name] for op in graph.shared_ops for name in op.outputs]

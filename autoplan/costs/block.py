@@ -153,7 +153,7 @@ def host_times(block: BlockClass, accelerator: Accelerator) -> OpTime:
 
     Backward also adds each parameter's gradient to that of earlier microbatches.
     """
-    counts = [dispatches(op, block) for op in block.ops]
+    counts = [dispatches(op, block, accelerator) for op in block.ops]
     latency = accelerator.dispatch_latency
     return OpTime(
         forward=latency * sum(forward for forward, _ in counts),

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from autoplan.costs.experts import Kernel, experts_again, experts_kernels, local_experts
 from autoplan.costs.fanout import summed_slots
+from autoplan.costs.fusion import Share, fusion
 from autoplan.costs.matmul import Product, local_products, tiled_time
 from autoplan.costs.signature import operator_signature
 from autoplan.errors import InputError
@@ -145,16 +146,70 @@ def op_time(
 ) -> OpTime:
     """Seconds of local compute, forward and backward: measured where the profile has it.
 
-    Backward includes adding the gradients of inputs that other operators read too.
+    Backward includes adding the gradients of inputs that other operators read too. Where
+    programs are compiled, an operator that is fused has its share of the kernel instead.
     """
+    summed = summed_slots(block)
+    if accelerator.compiled:
+        fused = fusion(block)
+        summed = fused.summed
+        if op.name in fused.absorbed:
+            return OpTime(forward=0.0, backward=0.0)
+        share = fused.shares.get(op.name)
+        if share is not None:
+            return _fused_time(op, share, block, strategy, ranks, accelerator)
     time = measured_time(op, block, strategy, ranks, accelerator)
     if time is None:
         time = _modelled_time(op, block, strategy, ranks, accelerator)
     sums = 0.0
-    for slot in summed_slots(block).get(op.name, ()):
+    for slot in summed.get(op.name, ()):
         size = local_bytes(block.tensor(op.inputs[slot]), strategy.inputs[slot], ranks)
         sums += update_time(3 * size, accelerator) + accelerator.kernel_latency
     return OpTime(forward=time.forward, backward=time.backward + sums)
+
+
+def _fused_time(
+    op: Op,
+    share: Share,
+    block: BlockClass,
+    strategy: OpStrategy,
+    ranks: int,
+    accelerator: Accelerator,
+) -> OpTime:
+    """Share of a fused kernel; the rate is that of all its bytes at this operator's sharding.
+
+    A function of the runtime cuts the kernel in two: it runs as it does in a program that isn't
+    compiled, and its neighbours in the group write and read what they share with it.
+    """
+    names = (*op.inputs, *op.outputs)
+    sizes: dict[str, int] = {}
+    for name, placement in zip(names, (*strategy.inputs, *strategy.outputs), strict=True):
+        sizes[name] = max(sizes.get(name, 0), local_bytes(block.tensor(name), placement, ranks))
+    latency = accelerator.kernel_latency
+    if strategy.call and not _compiles(op, ranks):
+        alone = _modelled_time(op, block, strategy, ranks, accelerator)
+        cut = memory_time(sum(sizes[name] for name in share.inner), accelerator) + latency
+        return OpTime(
+            forward=alone.forward + cut, backward=alone.backward + (cut if alone.backward else 0.0)
+        )
+    whole = fusion(block).groups[share.group]
+
+    def seconds(moved: tuple[tuple[str, int], ...], total: int, launches: int) -> float:
+        local = sum(sizes[name] * times for name, times in moved)
+        if not local:
+            return launches * latency
+        part = local / sum(block.tensor(name).size * times for name, times in moved)
+        return memory_time(total * part, accelerator) * local / (total * part) + launches * latency
+
+    return OpTime(
+        forward=seconds(share.forward, whole.forward, share.forward_launches),
+        backward=seconds(share.backward, whole.backward, share.backward_launches),
+    )
+
+
+def _compiles(op: Op, ranks: int) -> bool:
+    """Whether torch.compile sees through the runtime's function: dropout without tp."""
+    return ranks == 1 and op.target.startswith(("aten.dropout.", "aten.native_dropout."))
 
 
 def again_time(
@@ -178,6 +233,10 @@ def measured_time(
     """Seconds as measured on the accelerator itself; None where its profile has no such work."""
     if accelerator.operators is None:
         return None
+    if accelerator.compiled:
+        fused = fusion(block)
+        if op.name in fused.shares or op.name in fused.absorbed:
+            return None  # it was measured on its own
     found = accelerator.operators.find(operator_signature(op, block, strategy, ranks))
     return None if found is None else OpTime(forward=found[0], backward=found[1])
 
@@ -233,8 +292,15 @@ def _modelled_time(
     return OpTime(forward=forward, backward=backward)
 
 
-def dispatches(op: Op, block: BlockClass) -> tuple[int, int]:
+def dispatches(op: Op, block: BlockClass, accelerator: Accelerator) -> tuple[int, int]:
     """How many operators the host issues for this one, forward and backward; views count."""
+    if accelerator.compiled:
+        fused = fusion(block)
+        share = fused.shares.get(op.name)
+        if share is not None:
+            return share.forward_launches, share.backward_launches
+        if op.name in fused.absorbed:
+            return 0, 0
     wanted = sum(block.tensor(name).requires_grad for name in dict.fromkeys(op.inputs))
     if not wanted or not any(block.tensor(name).requires_grad for name in op.outputs):
         return 1, 0

@@ -7,10 +7,11 @@ placement to a required state (once, however many consumers require it).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autoplan.costs.collectives import collective_time
-from autoplan.costs.compute import OpTime, again_time, memory_time, op_time
+from autoplan.costs.compute import OpTime, again_time, local_bytes, memory_time, op_time
+from autoplan.costs.fusion import fusion
 from autoplan.costs.resharding import Resharding, conversion_time
 from autoplan.errors import InternalError
 from autoplan.ir.graph import BlockClass, Op, TensorKind
@@ -25,6 +26,7 @@ __all__ = [
     "ConversionTerm",
     "OpTerm",
     "block_terms",
+    "changed_time",
     "op_term",
     "parameter_states",
     "produced_placements",
@@ -139,6 +141,38 @@ def parameter_states(
     return {name: (storage.get(name, Replicate()), flag) for name, flag in partial.items()}
 
 
+def changed_time(
+    name: str,
+    block: BlockClass,
+    produced: Placement,
+    required: Placement,
+    group: Group,
+    cluster: Cluster,
+) -> Resharding | None:
+    """Seconds of a conversion between operators of a block; ``None`` when it is illegal.
+
+    Within a fused kernel a change of a tensor's local shape, or a collective, cuts it in two:
+    the tensor is written and read (its gradient in backward), by one more kernel.
+    """
+    tensor = block.tensor(name)
+    found = conversion_time(tensor, produced, required, group, cluster)
+    accelerator = cluster.accelerator
+    if found is None or not accelerator.compiled or group.ranks == 1:
+        return found
+    fused = fusion(block)
+    if name not in fused.inner:
+        return found
+    sizes = [local_bytes(tensor, side, group.ranks) for side in (produced, required)]
+    reshaped = sizes[0] != sizes[1]
+    forward = backward = 0.0
+    if reshaped or found.forward_kind is not None:
+        moved = sizes[1] if name in fused.written else sum(sizes)
+        forward = memory_time(moved, accelerator) + accelerator.kernel_latency
+    if tensor.requires_grad and (reshaped or found.backward_kind is not None):
+        backward = memory_time(sum(sizes), accelerator) + accelerator.kernel_latency
+    return replace(found, forward=found.forward + forward, backward=found.backward + backward)
+
+
 def block_terms(
     block: BlockClass,
     strategies: Mapping[str, OpStrategy],
@@ -154,7 +188,7 @@ def block_terms(
     def require(name: str, state: Placement) -> None:
         if (name, state) in conversions or block.tensor(name).kind is TensorKind.PARAMETER:
             return
-        resharding = conversion_time(block.tensor(name), produced[name], state, group, cluster)
+        resharding = changed_time(name, block, produced[name], state, group, cluster)
         if resharding is None:
             raise InternalError(
                 f"{block.name}: {name} is produced as {produced[name]}, required as {state}"

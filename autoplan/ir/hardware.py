@@ -137,6 +137,7 @@ class Accelerator:
     before the work in front of it is done. ``units`` is FSDP2's own work, where it was measured;
     ``recompute`` that of torch's recompute for an operator of a block, by level: seconds more of
     its forward, and of its backward beyond running the operator again.
+    ``compiled``: it runs what torch.compile makes of the blocks of a model.
     """
 
     name: str
@@ -159,6 +160,7 @@ class Accelerator:
     synchronous: bool = False
     units: UnitWork | None = None
     recompute: tuple[tuple[str, float, float], ...] = ()
+    compiled: bool = False
 
     @property
     def usable_memory(self) -> int:

@@ -25,5 +25,6 @@ def plan_digest(plan: Plan) -> str:
         [workload.global_batch, workload.seq_len, workload.dtype, workload.optimizer],
         workload.master_weights,
         [plan.zero, plan.recompute],
+        *(["compile"] if workload.compile else []),
     ]
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:32]

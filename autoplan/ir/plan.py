@@ -237,6 +237,7 @@ class WorkloadRecord(_Record):
     """What is trained: sequences a step, tokens a sequence (0: not a sequence model), dtype.
 
     ``master_weights``: parameters of fewer than 32 bits have a float32 copy, or none.
+    ``compile``: torch.compile runs on each block, and the plan is priced so.
     """
 
     global_batch: int = Field(ge=1)
@@ -244,6 +245,7 @@ class WorkloadRecord(_Record):
     dtype: DType
     optimizer: Literal["adamw", "adamw-bf16", "adamw-8bit", "sgd", "sgd-momentum"]
     master_weights: Literal["float32", "none"] = "float32"
+    compile: bool = False
 
 
 class SourceRecord(_Record):

@@ -236,6 +236,7 @@ def _mesh(plan: Plan, glyphs: _Glyphs) -> list[str]:
             f"recompute {plan.recompute}",
             plan.workload.dtype,
             _update(plan),
+            "compiled" if plan.workload.compile else "",
         ),
         *([_row("fixed", f"{pins} (by the user)")] if pins else []),
     ]

@@ -54,6 +54,7 @@ class ProgramPlan:
     graph: Mapping[str, Any]
     digest: str = ""
     master_weights: str = "float32"
+    compile: bool = False
 
     @property
     def ranks(self) -> int:
@@ -164,6 +165,7 @@ def _view(raw: Mapping[str, Any]) -> ProgramPlan:
         graph=raw["graph"],
         digest=_digest(raw),
         master_weights=workload.get("master_weights", "float32"),
+        compile=workload.get("compile", False),
     )
 
 
@@ -179,5 +181,6 @@ def _digest(raw: Mapping[str, Any]) -> str:
         [workload["global_batch"], workload["seq_len"], workload["dtype"], workload["optimizer"]],
         workload.get("master_weights", "float32"),
         [raw["zero"], raw["recompute"]],
+        *(["compile"] if workload.get("compile", False) else []),
     ]
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:32]

@@ -126,6 +126,8 @@ def sharded_feature_dropout(x: Tensor, p: float, train: bool, *, axis: Axis) -> 
 
 def replicated_dropout(x: Tensor, p: float, train: bool, *, axis: Axis) -> Tensor:
     """Dropout of a replicated tensor: the mask is equal on the ranks of the axis."""
+    if axis.size == 1 and torch.compiler.is_compiling():
+        return F.dropout(x, p, train and _enabled)  # fused: a seed of its own would be a break
     return _dropout(x, p, train, 0)
 
 
@@ -171,6 +173,17 @@ def replicated_attention(
     axis: Axis,
 ) -> Tensor:
     """Attention with dropout on replicated tensors: equal masks on the ranks of the axis."""
+    if axis.size == 1 and torch.compiler.is_compiling():
+        return F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask,
+            dropout_p if _enabled else 0.0,
+            is_causal,
+            scale=scale,
+            enable_gqa=enable_gqa,
+        )
     return _attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, 0)
 
 

@@ -63,7 +63,7 @@ class Trainer:
     """The stage of a program that this rank trains.
 
     Parameters start at ``values`` (whole values by name) or, without, at the plan's initial
-    values, drawn from ``seed``.
+    values, drawn from ``seed``. ``compiled``: each block's forward runs under torch.compile.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class Trainer:
         rate: float = 3e-4,
         weight_decay: float = 0.1,
         values: Callable[[str, ParameterSpec], Tensor] | None = None,
+        compiled: bool = False,
     ) -> None:
         if device.type == "cpu":
             keep_freed_memory()
@@ -104,6 +105,10 @@ class Trainer:
                 master=plan.master_weights == "float32",
             )
             self.module = wrap_ddp(self.stage, axes)
+        if compiled:
+            for block in self.stage.blocks.children():  # type: ignore[union-attr]
+                # Not the block itself: the hooks of FSDP2 stay outside.
+                block.forward = torch.compile(block.forward, dynamic=False)
         if values is None:
             self.load(lambda fqn, spec: initial_value(spec, name=fqn, seed=seed, device=device))
         else:

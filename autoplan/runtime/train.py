@@ -77,6 +77,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--clip", type=float, default=1.0, help="gradient norm, 0: off (default 1)")
     parser.add_argument("--seed", type=int, default=0, help="of weights, data and dropout")
     parser.add_argument("--log-file", type=Path, help="JSONL, one record a step")
+    parser.add_argument(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        help="run blocks under torch.compile (default: as the plan is priced)",
+    )
     parser.add_argument("--check", action="store_true", help="check plan, node and options only")
     options = parser.parse_args(argv)
     for name, least in (("steps", 1), ("warmup", 0), ("lr", 0.0), ("clip", 0.0), ("seed", 0)):
@@ -128,6 +133,7 @@ def _train(
         rate=options.lr,
         weight_decay=options.weight_decay,
         values=weights,
+        compiled=plan.compile if options.compile is None else options.compile,
     )
     log = StepLog(plan, sys.stdout, options.log_file) if environment.rank == 0 else None
     for step in range(options.steps):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import autoplan.capture.experts  # noqa: F401, registers the operator
+from autoplan.ir.elementwise import ELEMENTWISE
 from autoplan.ir.graph import Const
-from autoplan.rules.pointwise import ELEMENTWISE
 
 from .array_samples import array_samples
 from .engine import Sample, T
