@@ -18,6 +18,7 @@ from autoplan.ir.hardware import (
     Curve,
     MeasuredOperators,
     Provenance,
+    RecomputeWork,
     Source,
 )
 from autoplan.ir.overlap import SlowDown
@@ -339,7 +340,15 @@ def measured_accelerator(profile: MeasuredProfile, base: Accelerator) -> Acceler
         update_efficiency=Curve(tuple(sorted(updates.items()))) if updates else None,
         kernel_latency=latency,
         operators=measured_operators(profile),
-        recompute=tuple((t.level, t.forward, t.backward) for t in profile.recompute),
+        recompute={
+            timing.level: RecomputeWork(
+                forward=timing.forward,
+                backward=timing.backward,
+                block_forward=timing.block_forward,
+                block_backward=timing.block_backward,
+            )
+            for timing in profile.recompute
+        },
         slow_down=base.slow_down if profile.overlap is None else profile.overlap.slow_down,
         sources=(*(Source(field, Provenance.MEASURED, said) for field in measured), *kept),
     )

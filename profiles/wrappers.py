@@ -23,12 +23,14 @@ MaybeNoTime = Annotated[
 class RecomputeTiming(Record):
     """What the host does more for an operator of a block that is run again, in either pass.
 
-    Running it again is not a part of it.
+    Running it again is not a part of it. ``block_forward`` and ``block_backward`` are once a block.
     """
 
     level: Literal["full", "selective"]
     forward: MaybeNoTime
     backward: MaybeNoTime
+    block_forward: MaybeNoTime
+    block_backward: MaybeNoTime
     spread: Annotated[float, Field(ge=0)] = 0.0
     repeats: Annotated[int, Field(ge=0)] = 0
     pace: Annotated[float, Field(ge=1)] = 1.0

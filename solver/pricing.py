@@ -22,7 +22,7 @@ from autoplan.costs.memory import (
 )
 from autoplan.costs.step import BlockTime, StageTime, stage_time, update_traffic
 from autoplan.ir.graph import Graph, dtype_size
-from autoplan.ir.hardware import Cluster
+from autoplan.ir.hardware import NO_RECOMPUTE_WORK, Cluster
 from autoplan.ir.optimizer import UpdateRule
 from autoplan.schedules import in_flight
 from autoplan.simulate import Messages, simulate_pipeline
@@ -189,15 +189,17 @@ def _blocks(
         # A tied parameter is gathered and reduced once; two stages do so each for itself.
         own = {fqn: n for fqn, n in counts.items() if configuration.pipelined or fqn not in seen}
         seen.update(counts)
-        operators = len(graph.classes[index].ops)
-        watched = cluster.accelerator.recompute_work(configuration.recompute.value)
+        recompute = cluster.accelerator.recompute.get(
+            configuration.recompute.value, NO_RECOMPUTE_WORK
+        )
+        first_pass, second_pass = recompute.of(len(graph.classes[index].ops))
         times.append(
             BlockTime(
-                forward=cost.forward + operators * watched[0],
+                forward=cost.forward + first_pass,
                 backward=cost.backward,
                 tp_forward=cost.tp_forward,
                 tp_backward=cost.tp_backward,
-                again=cost.forward_again(configuration.recompute) + operators * watched[1],
+                again=cost.forward_again(configuration.recompute) + second_pass,
                 data_parallel=data_parallel_times(
                     numel=sum(own.values()),
                     trainable=sum(n for fqn, n in own.items() if trainable[fqn]),

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autoplan.ir.buckets import BucketedBlock, exposed_reduction
 from autoplan.costs.compute import memory_time, update_time
 from autoplan.costs.data_parallel import DataParallelTimes
+from autoplan.ir.buckets import BucketedBlock, exposed_reduction
 from autoplan.ir.hardware import Accelerator
 from autoplan.ir.optimizer import UpdateRule
 from autoplan.ir.overlap import NO_SLOW_DOWN, SlowDown, overlapped_time

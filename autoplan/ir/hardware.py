@@ -11,6 +11,7 @@ from enum import StrEnum
 from autoplan.ir.overlap import NO_SLOW_DOWN, SlowDown
 
 __all__ = [
+    "NO_RECOMPUTE_WORK",
     "Accelerator",
     "Cluster",
     "CollectiveCurve",
@@ -22,6 +23,7 @@ __all__ = [
     "MeasuredOperators",
     "NetworkLevel",
     "Provenance",
+    "RecomputeWork",
     "Source",
     "UnitWork",
 ]
@@ -118,6 +120,29 @@ class UnitWork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecomputeWork:
+    """What torch's recompute adds to the passes of a block, for each operator and once.
+
+    Seconds; running the operators again is no part of them.
+    """
+
+    forward: float = 0.0
+    backward: float = 0.0
+    block_forward: float = 0.0
+    block_backward: float = 0.0
+
+    def of(self, operators: int) -> tuple[float, float]:
+        """Seconds of the forward and of the backward of a block of so many operators."""
+        return (
+            self.block_forward + operators * self.forward,
+            self.block_backward + operators * self.backward,
+        )
+
+
+NO_RECOMPUTE_WORK = RecomputeWork()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator:
     """One rank's device.
 
@@ -135,8 +160,7 @@ class Accelerator:
     collectives at the same time. ``operators`` are those that were measured. ``synchronous`` tells
     that an operator is done when its call returns, so that the host can't issue a collective
     before the work in front of it is done. ``units`` is FSDP2's own work, where it was measured;
-    ``recompute`` that of torch's recompute for an operator of a block, by level: seconds more of
-    its forward, and of its backward beyond running the operator again.
+    ``recompute`` that of torch's recompute, by level.
     ``compiled``: it runs what torch.compile makes of the blocks of a model.
     """
 
@@ -159,17 +183,13 @@ class Accelerator:
     slow_down: SlowDown = NO_SLOW_DOWN
     synchronous: bool = False
     units: UnitWork | None = None
-    recompute: tuple[tuple[str, float, float], ...] = ()
+    recompute: Mapping[str, RecomputeWork] = field(default_factory=dict, hash=False)
     compiled: bool = False
 
     @property
     def usable_memory(self) -> int:
         """Bytes a plan may use on a rank."""
         return int((self.memory - self.reserved) * (1.0 - self.fragmentation))
-
-    def recompute_work(self, level: str) -> tuple[float, float]:
-        """Seconds of the forward and the backward for each operator; none unless measured."""
-        return next(((f, b) for name, f, b in self.recompute if name == level), (0.0, 0.0))
 
     def peak(self, dtype: str) -> float:
         """Peak matmul FLOP/s in ``dtype``; KeyError when the device has no such rate."""

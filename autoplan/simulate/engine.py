@@ -209,9 +209,7 @@ class _Gathers:
         return gather
 
 
-def _gathered(
-    jobs: Sequence[Job], data: DataParallel
-) -> Iterator[tuple[Action, Segment] | None]:
+def _gathered(jobs: Sequence[Job], data: DataParallel) -> Iterator[tuple[Action, Segment] | None]:
     """Segments in order, with a None where nothing is issued ahead.
 
     That is before each forward where gathers are ``joined``, everywhere where they are blocking.

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from autoplan.ir.buckets import BucketedBlock, buckets
 from autoplan.ir.overlap import overlapped_time
@@ -14,6 +12,8 @@ from autoplan.schedules import Action, ActionKind
 from autoplan.simulate.costs import DataParallel, Gathering, Reduction, StageCost, UnitCost
 
 __all__ = ["Segment", "Segments", "side_by_side"]
+
+_EXACT = 1e-12  # relative difference of moments that are one, rounding aside
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,39 +88,31 @@ class Segments:
         return tuple(segments)
 
 
-def _in_buckets(
-    units: Sequence[tuple[int, UnitCost]], kind: ActionKind
-) -> tuple[Segment, ...]:
-    """Segments of a last backward, whose gradients DDP reduces.
-
-    A bucket goes out after the unit that fills it. The last unit is in two where it fills some
-    before its end, so that nothing but the last bucket is left then.
-    """
+def _in_buckets(units: Sequence[tuple[int, UnitCost]], kind: ActionKind) -> tuple[Segment, ...]:
+    """Segments of a last backward, whose gradients DDP reduces: units end where buckets do too."""
     works = [unit.work[kind] for _, unit in units]
     blocks = [
         BucketedBlock(work.compute + work.exposed, unit.reduced, unit.reduce)
         for work, (_, unit) in zip(works, units, strict=True)
     ]
-    ends = list(accumulate(block.backward for block in blocks))
-    sent = [0.0] * len(units)
-    last = len(units) - 1
-    early, filled = 0.0, 0.0
-    for ready, seconds in buckets(blocks):
-        place = min(last, bisect_left(ends, ready * (1 - 1e-12)))
-        if place == last and ready < ends[last] * (1 - 1e-12):
-            early, filled = early + seconds, ready
-        else:
-            sent[place] += seconds
+    waiting = deque(buckets(blocks))
     segments = []
-    for place, (index, _) in enumerate(units):
-        number, work, part = index if last else -1, works[place], 1.0
-        if place == last and early:
-            share = 1.0 - (ends[last] - filled) / blocks[last].backward
-            segments.append(Segment(number, share * work.compute, share * work.exposed, 0.0, early))
-            part = 1.0 - share
-        segments.append(
-            Segment(number, part * work.compute, part * work.exposed, 0.0, sent[place])
-        )
+    done = 0.0
+    for work, block, (index, _) in zip(works, blocks, units, strict=True):
+        end = done + block.backward
+        left = 1.0
+        number = index if len(units) > 1 else -1
+        while left:
+            last = not waiting or waiting[0][0] >= end * (1 - _EXACT)
+            share = left if last else min(left, (waiting[0][0] - done) / block.backward)
+            done = end if last else waiting[0][0]
+            reduce = 0.0
+            while waiting and waiting[0][0] <= done * (1 + _EXACT):
+                reduce += waiting.popleft()[1]
+            segments.append(
+                Segment(number, share * work.compute, share * work.exposed, 0.0, reduce)
+            )
+            left = 0.0 if last else left - share
     return tuple(segments)
 
 

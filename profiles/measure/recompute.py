@@ -1,4 +1,4 @@
-"""What recompute makes the host do for each operator of a block, beyond running it again."""
+"""What recompute makes the host do for a block and its operators, beyond running them again."""
 
 from __future__ import annotations
 
@@ -14,19 +14,25 @@ from autoplan.runtime import checkpoint, checkpoint_selectively
 
 __all__ = ["measure_recompute"]
 
-_ROUNDS = 10
-_OPERATORS = 3 * _ROUNDS
+_ROUNDS = 1, 10  # of a short block and of a long one
+_EACH = 3  # operators a round
 _REPEATS = 15
 _NUMEL = 2**17  # of a tensor: the operators leave nothing in the caches that the host would find
 
 aten = torch.ops.aten
 
+_Task = tuple[str, int, bool]  # level, rounds, whether the backward is timed
+
 
 class _Chain(nn.Module):
     """An operator that saves its inputs, one that saves nothing and a view, in turn."""
 
+    def __init__(self, rounds: int) -> None:
+        super().__init__()
+        self._rounds = rounds
+
     def forward(self, x: Tensor) -> Tensor:
-        for _ in range(_ROUNDS):
+        for _ in range(self._rounds):
             x = aten.mul.Tensor(x, x)
             x = aten.add.Tensor(x, 1.0)
             x = aten.view.default(x, list(reversed(x.shape)))
@@ -42,8 +48,8 @@ def _run(level: str, block: nn.Module, x: Tensor) -> Any:
     return block(x)
 
 
-def _seconds(level: str, backward: bool) -> float:
-    block, x = _Chain(), torch.zeros(_NUMEL // 256, 256, requires_grad=True)
+def _seconds(level: str, rounds: int, backward: bool) -> float:
+    block, x = _Chain(rounds), torch.zeros(_NUMEL // 256, 256, requires_grad=True)
     started = time.perf_counter()
     y = _run(level, block, x)
     between = time.perf_counter()
@@ -59,26 +65,39 @@ def measure_recompute(
     """Records of `RecomputeTiming`, by level."""
     say("recompute")
 
-    def measure(task: tuple[str, bool]) -> Sample:
+    def measure(task: _Task) -> Sample:
         sample = sample_of([_seconds(*task) for _ in range(_REPEATS)][2:])
         seconds, spread = together(sample.seconds, sample.spread)
         return Sample(seconds=seconds, spread=spread, repeats=sample.repeats)
 
-    tasks = [(level, back) for level in ("none", "full", "selective") for back in (False, True)]
+    tasks = [
+        (level, rounds, backward)
+        for level in ("none", "full", "selective")
+        for rounds in _ROUNDS
+        for backward in (False, True)
+    ]
     measured = {one.what: one for one in measure_steadily(tasks, measure, reference, say=say)}
     return [_record(level, measured) for level in ("full", "selective")]
 
 
-def _record(level: str, measured: dict[tuple[str, bool], Measured[Any]]) -> dict[str, object]:
-    seconds = {task: one.sample.seconds for task, one in measured.items()}
-    once = seconds["none", False]
-    forward = max(0.0, seconds[level, False] - once) / _OPERATORS
-    backward = max(0.0, seconds[level, True] - seconds["none", True] - once) / _OPERATORS
-    both = [measured[level, back] for back in (False, True)]
+def _record(level: str, measured: dict[_Task, Measured[_Task]]) -> dict[str, object]:
+    def added(rounds: int, backward: bool) -> float:
+        seconds = [measured[of, rounds, backward].sample.seconds for of in (level, "none")]
+        again = measured["none", rounds, False].sample.seconds if backward else 0.0
+        return seconds[0] - seconds[1] - again
+
+    short, long = _ROUNDS
+    found: dict[str, object] = {"level": level}
+    for name, backward in (("forward", False), ("backward", True)):
+        operator = max(0.0, added(long, backward) - added(short, backward)) / (
+            _EACH * (long - short)
+        )
+        block = max(0.0, added(short, backward) - _EACH * short * operator)
+        found[name] = f"{operator:.9g} s"
+        found[f"block_{name}"] = f"{block:.9g} s"
+    both = [measured[level, rounds, back] for rounds in _ROUNDS for back in (False, True)]
     return {
-        "level": level,
-        "forward": f"{forward:.9g} s",
-        "backward": f"{backward:.9g} s",
+        **found,
         "spread": round(max(one.sample.spread for one in both), 4),
         "repeats": both[0].sample.repeats,
         "pace": round(max(1.0, *(one.pace for one in both)), 4),

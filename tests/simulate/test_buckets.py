@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 from autoplan.ir.buckets import BucketedBlock, exposed_reduction
 from autoplan.ir.overlap import NO_SLOW_DOWN, SlowDown
 from autoplan.schedules import ActionKind
-from autoplan.simulate.costs import DataParallel, Reduction, StageCost, UnitCost, Work
+from autoplan.simulate.costs import (
+    DataParallel,
+    Gathering,
+    Reduction,
+    StageCost,
+    UnitCost,
+    Work,
+)
 from autoplan.simulate.step import simulate_step
 
 MiB = 2**20
@@ -56,3 +63,59 @@ def test_the_simulator_agrees_where_buckets_are_units(backward, reduce, slow):
     )
     exposed = exposed_reduction(blocks, SlowDown(*slow))
     assert exposed == pytest.approx(line.makespan - sum(backward), rel=1e-6, abs=1e-9)
+
+
+def simulated(blocks, slow_down):
+    """Seconds by which the sums outlast the backward, in the simulator's own buckets."""
+    units = [
+        UnitCost(
+            work={ActionKind.FORWARD: Work(0.0), ActionKind.BACKWARD: Work(block.backward)},
+            reduce=block.reduce,
+            reduced=block.size,
+        )
+        for block in reversed(blocks)
+    ]
+    line = simulate_step(
+        "1f1b",
+        [StageCost(units=tuple(units))],
+        ranks=1,
+        microbatches=1,
+        data=DataParallel(
+            reduction=Reduction.LAST,
+            compute_slow_down=slow_down.compute,
+            network_slow_down=slow_down.network,
+        ),
+    )
+    return line.makespan - sum(block.backward for block in blocks)
+
+
+@given(
+    blocks=st.lists(
+        st.builds(
+            BucketedBlock, st.floats(0.1, 5), st.floats(0.1, 80).map(MiB.__mul__), st.floats(0, 5)
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    slow=st.tuples(st.floats(1, 1.5), st.floats(1, 1.5)),
+)
+def test_the_simulator_fills_the_same_buckets(blocks, slow):
+    assert simulated(blocks, SlowDown(*slow)) == pytest.approx(
+        exposed_reduction(blocks, SlowDown(*slow)), rel=1e-6, abs=1e-8
+    )
+
+
+def test_the_last_bucket_alone_outlasts_the_backward():
+    blocks = [BucketedBlock(10.0, MiB, 0.1), BucketedBlock(100.0, 100 * MiB, 50.0)]
+    assert simulated(blocks, NO_SLOW_DOWN) == pytest.approx(12.5)
+
+
+def test_without_streams_everything_is_waited_for():
+    unit = UnitCost(
+        work={ActionKind.FORWARD: Work(1.0), ActionKind.BACKWARD: Work(2.0)}, gather=0.5, reduce=0.3
+    )
+    data = DataParallel(gathering=Gathering.ACTION, reduction=Reduction.EACH, blocking=True)
+    line = simulate_step("1f1b", [StageCost(units=(unit,) * 3)], ranks=1, microbatches=2, data=data)
+    assert line.makespan == pytest.approx(2 * 3 * (1.0 + 2.0 + 2 * 0.5 + 0.3))
+    assert line.awaiting_gather[0] == pytest.approx(2 * 3 * 2 * 0.5)
+    assert line.awaiting_reduction[0] == pytest.approx(2 * 3 * 0.3)
