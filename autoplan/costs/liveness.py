@@ -35,12 +35,14 @@ _HELD_ELSEWHERE = (
 class Liveness:
     """Bytes on one rank: kept from forward to backward, and the peaks of both passes.
 
-    ``levels`` has what each recompute level keeps, and what it holds besides. ``inputs`` is bytes
-    of each tensor that enters, and ``passed`` says for each output which input it is (-1: none).
+    ``levels`` has what each recompute level keeps, and what it holds besides. ``inputs`` and
+    ``outputs`` are bytes of each tensor that enters or leaves, and ``passed`` says for each
+    output which input it is (-1: none).
     """
 
     levels: tuple[Held, Held, Held]
     inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
     passed: tuple[int, ...]
 
     def at(self, level: Recompute) -> Held:
@@ -177,6 +179,7 @@ def liveness(
     return Liveness(
         levels=walk.levels(),
         inputs=tuple(storages.size[key] for key in entered),
+        outputs=tuple(storages.size[key] for key in sent),
         passed=tuple(entered.index(key) if key in entered else -1 for key in sent),
     )
 

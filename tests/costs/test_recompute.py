@@ -127,6 +127,7 @@ def test_a_stage_holds_one_block_made_again(cluster):
         boundary_out=X,
         fresh=0,
         inputs=cost.held.inputs,
+        outputs=cost.held.outputs,
         kept_inputs=(True,),
         kept_outputs=(False,),
         passed=cost.held.passed,
