@@ -65,8 +65,10 @@ def test_whole_block_on_one_rank(ideal):
     assert cost.boundary == cost.boundary_out == 2 * TOKENS * HIDDEN
     assert cost.parameters == (("w1", INNER * HIDDEN, 2), ("w2", INNER * HIDDEN, 2))
     # Backward holds the gradients of y and h at once, then of h and x; and of one parameter.
-    assert cost.transient == 2 * TOKENS * (HIDDEN + INNER) + 2 * INNER * HIDDEN
-    assert cost.held.fresh == cost.transient + 2 * INNER * HIDDEN
+    held = cost.held.at(Recompute.NONE)
+    assert held.backward == 2 * TOKENS * (HIDDEN + INNER) + 2 * INNER * HIDDEN
+    # When the first product's gradient is born, h is no longer kept, and larger.
+    assert held.fresh == held.backward
 
 
 def test_megatron_split(ideal):
@@ -255,7 +257,7 @@ def test_view_of_a_copy_keeps_the_copy_alive(ideal):
     cost = block_cost(made, choice, (S(1),), (S(0),), EIGHT, ideal)
     assert cost.kept(Recompute.NONE) == 2 * TOKENS * INNER // 8 + 2 * TOKENS * HIDDEN // 8
     # In forward the whole addend and its shard live together for a moment.
-    assert cost.transient >= 2 * TOKENS * HIDDEN
+    assert cost.held.at(Recompute.NONE).backward >= 2 * TOKENS * HIDDEN
 
 
 def test_dropout_like_extras_are_saved_locally(ideal):
