@@ -223,6 +223,7 @@ def _blocks(
                 boundary_out=cost.boundary_out,
                 fresh=max(held.forward, held.fresh),
                 inputs=cost.held.inputs,
+                outputs=cost.held.outputs,
                 kept_inputs=held.kept_inputs,
                 kept_outputs=held.kept_outputs,
                 passed=cost.held.passed,

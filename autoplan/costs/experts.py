@@ -19,8 +19,8 @@ __all__ = [
     "experts_again",
     "experts_kernels",
     "experts_products",
-    "experts_workspace",
     "local_experts",
+    "wide",
 ]
 
 _SORTING = 4  # sort, look-up of the group ends, of the routing weights, and their reshape
@@ -53,7 +53,7 @@ def local_experts(op: Op, block: BlockClass, strategy: OpStrategy, ranks: int) -
 
 def experts_kernels(region: ExpertsRegion) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
     """Kernels of the forward and of the backward."""
-    r, size, wide = region, dtype_size(region.dtype), _wide(region)
+    r, size, width = region, dtype_size(region.dtype), wide(region)
     rows, tokens = r.rows * r.hidden, r.tokens * r.hidden
     chosen = tokens * r.top_k  # rows of all ranks' experts: what the sum over experts reads
     inner, product = r.rows * r.projected, r.rows * r.ffn
@@ -68,20 +68,20 @@ def experts_kernels(region: ExpertsRegion) -> tuple[tuple[Kernel, ...], tuple[Ke
         up,
         Kernel(0, (inner + product) * size),
         down,
-        Kernel(0, rows * (size + wide)),
-        Kernel(0, 2 * rows * wide),
-        Kernel(0, (chosen + tokens) * wide),
+        Kernel(0, rows * (size + width)),
+        Kernel(0, 2 * rows * width),
+        Kernel(0, (chosen + tokens) * width),
     )
     into_up = r.hidden_grad or r.up_grad
     if not (into_up or r.down_grad or r.weights_grad):
         return forward, ()
-    backward = [Kernel(0, 2 * rows * wide)]
+    backward = [Kernel(0, 2 * rows * width)]
     if into_up or r.weights_grad:
         backward += [down, Kernel(0, 2 * product * size)]
     if r.weights_grad:
         backward += [Kernel(0, 2 * product * size), small]
     if r.down_grad:
-        backward += [Kernel(0, rows * (wide + size)), down]
+        backward += [Kernel(0, rows * (width + size)), down]
     if into_up:
         backward.append(Kernel(0, 2 * (inner + product) * size))
     if r.up_grad:
@@ -95,34 +95,22 @@ def experts_kernels(region: ExpertsRegion) -> tuple[tuple[Kernel, ...], tuple[Ke
 def experts_products(region: ExpertsRegion) -> tuple[int, int]:
     """Bytes of the products that the selective recompute level keeps: of the first, the last."""
     r = region
-    return r.rows * r.projected * dtype_size(r.dtype), r.rows * r.hidden * _wide(r)
+    return r.rows * r.projected * dtype_size(r.dtype), r.rows * r.hidden * wide(r)
 
 
 def experts_again(region: ExpertsRegion) -> tuple[Kernel, ...]:
     """Kernels of the forward that run again when the products are kept."""
-    r, size, wide = region, dtype_size(region.dtype), _wide(region)
+    r, size, width = region, dtype_size(region.dtype), wide(region)
     small = Kernel(0, 8 * 3 * r.rows)
     activation = Kernel(0, r.rows * (r.projected + r.ffn) * size)
     return (
         *(small,) * _SORTING,
         activation,
-        Kernel(0, 2 * r.rows * r.hidden * wide),
-        Kernel(0, r.tokens * r.hidden * (r.top_k + 1) * wide),
+        Kernel(0, 2 * r.rows * r.hidden * width),
+        Kernel(0, r.tokens * r.hidden * (r.top_k + 1) * width),
     )
 
 
-def experts_workspace(region: ExpertsRegion) -> tuple[int, int]:
-    """Bytes that forward and backward hold for a moment, beyond inputs, outputs and `saved`."""
-    r, size, wide = region, dtype_size(region.dtype), _wide(region)
-    rows, chosen = r.rows * r.hidden, r.tokens * r.top_k * r.hidden
-    unsaved = r.rows * r.projected * size if not (r.hidden_grad or r.up_grad) else 0
-    forward = unsaved + rows * size + (rows + chosen) * wide
-    behind = rows * (wide + 2 * size)
-    inside = r.rows * (r.ffn + 3 * r.projected) * size
-    before = (2 * rows + chosen) * size
-    return forward, max(behind, inside, before)
-
-
-def _wide(region: ExpertsRegion) -> int:
+def wide(region: ExpertsRegion) -> int:
     """Bytes of an element of the weighted rows: routing weights may be wider than tokens."""
     return max(dtype_size(region.dtype), dtype_size(region.weight_dtype))

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autoplan.costs.compute import is_view, local_bytes, local_extra
-from autoplan.costs.experts import experts_products, experts_workspace, local_experts
+from autoplan.costs.expert_steps import expert_steps
+from autoplan.costs.experts import local_experts
 from autoplan.costs.passes import Held, Step, Storage, Walk
 from autoplan.costs.terms import produced_placements, required_states
 from autoplan.ir.experts import EXPERTS
@@ -34,12 +35,14 @@ _HELD_ELSEWHERE = (
 class Liveness:
     """Bytes on one rank: kept from forward to backward, and the peaks of both passes.
 
-    ``levels`` has what each recompute level keeps, and what it holds besides. ``inputs`` is bytes
-    of each tensor that enters, and ``passed`` says for each output which input it is (-1: none).
+    ``levels`` has what each recompute level keeps, and what it holds besides. ``inputs`` and
+    ``outputs`` are bytes of each tensor that enters or leaves, and ``passed`` says for each
+    output which input it is (-1: none).
     """
 
     levels: tuple[Held, Held, Held]
     inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
     passed: tuple[int, ...]
 
     def at(self, level: Recompute) -> Held:
@@ -125,24 +128,26 @@ def liveness(
         by_name = dict(zip(op.inputs, reads, strict=True))
         writes = _outputs(op, block, storages, by_name)
         by_name.update(zip(op.outputs, writes, strict=True))
+        if op.target == EXPERTS:
+            region = local_experts(op, block, strategy, ranks)
+            inside = expert_steps(op, block, region, by_name, storages.size)
+            steps += inside
+            products.update((inside[0].writes[0], inside[2].writes[0]))
+            continue
         saved = {by_name[name] for name in op.saved if name in by_name}
         extra = local_extra(op, block, strategy, ranks)
         kept_extra = extra if is_kept(op) else 0
-        inside = (0, 0)
+        workspace = (0, 0)
         if op.target in _FUSED_LOSSES:
             if _class_shard(strategy):
                 # The runtime's loss keeps the scores themselves, not their logarithms.
                 saved.add(reads[0])
-                extra, inside = 0, _class_shard_workspace(storages.size[reads[0]], op, block)
+                extra = 0
+                workspace = _class_shard_workspace(storages.size[reads[0]], op, block)
             else:
                 # The scores' logarithms (kept) have a gradient beside that of the scores.
-                inside = (0, storages.size[reads[0]])
-        if op.target == EXPERTS:
-            region = local_experts(op, block, strategy, ranks)
-            inside = experts_workspace(region)
-            first, last = experts_products(region)
-            kept_extra = first + last
-        elif is_kept(op):
+                workspace = (0, storages.size[reads[0]])
+        if is_kept(op):
             products.update(writes)
         learns = any(block.tensor(name).requires_grad for name in op.outputs)
         steps.append(
@@ -152,8 +157,8 @@ def liveness(
                 saved=frozenset(saved),
                 extra=extra,
                 kept_extra=kept_extra,
-                forward=inside[0],
-                backward=inside[1],
+                forward=workspace[0],
+                backward=workspace[1],
                 gradients=_gradients(op, block, reads, writes) if learns else (),
                 weights=tuple(name for name in op.inputs if name in weights),
             )
@@ -174,6 +179,7 @@ def liveness(
     return Liveness(
         levels=walk.levels(),
         inputs=tuple(storages.size[key] for key in entered),
+        outputs=tuple(storages.size[key] for key in sent),
         passed=tuple(entered.index(key) if key in entered else -1 for key in sent),
     )
 

@@ -48,7 +48,8 @@ class BlockMemory:
     ``kept`` is bytes held from forward to backward of one microbatch; ``working`` the
     largest temporary of its forward, backward or recompute, ``fresh`` likewise with gradients
     of parameters that did not exist before and stay. ``inputs`` is bytes of the tensors that
-    enter, ``kept_inputs`` which of them are in ``kept``; an output is kept by the block, or is
+    enter, ``kept_inputs`` which of them are in ``kept``, ``outputs`` bytes of those that leave;
+    an output is kept by the block, or is
     the input that ``passed`` says (-1: none).
     """
 
@@ -60,6 +61,7 @@ class BlockMemory:
     boundary_out: int
     fresh: int
     inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
     kept_inputs: tuple[bool, ...]
     kept_outputs: tuple[bool, ...]
     passed: tuple[int, ...]
@@ -142,13 +144,16 @@ def update_bytes(trainable: int, settings: MemorySettings) -> int:
     return owned * laid_out + settings.update.temporary_bytes(owned)
 
 
-def boundary_bytes(received: int, sent: int, in_flight: int, microbatches: int) -> int:
+def boundary_bytes(
+    received: int, sent: int, in_flight: int, microbatches: int, *, kept: int
+) -> int:
     """Bytes at the ends of a pipeline stage, whose neighbours hand on that many bytes.
 
     torch's PipelineStage allocates what it receives (inputs, gradients of outputs) for every
-    microbatch of the step, and keeps the outputs of those in flight.
+    microbatch of the step, and keeps the outputs of those in flight, of which blocks have
+    ``kept`` bytes already.
     """
-    return microbatches * (received + sent) + in_flight * sent
+    return microbatches * (received + sent) + in_flight * (sent - kept)
 
 
 def stage_memory(
@@ -173,11 +178,13 @@ def stage_memory(
     buffers = gathered + shared * in_flight + resident + buckets
     if settings.zero >= 2 and not gathered:
         buffers += tied * settings.itemsize
-    received = 0
+    received = blocks[0].boundary_in if settings.pipelined and blocks else 0
+    kept, held = _kept(blocks, received=received > 0)
     if settings.pipelined and blocks:
-        received, sent = blocks[0].boundary_in, blocks[-1].boundary_out
-        buffers += boundary_bytes(received, sent, in_flight, settings.microbatches)
-    kept = _kept(blocks, received=received > 0)
+        sent = blocks[-1].boundary_out
+        both = zip(blocks[-1].outputs, held, strict=True)
+        twice = sum(size for size, is_kept in both if is_kept) if sent else 0
+        buffers += boundary_bytes(received, sent, in_flight, settings.microbatches, kept=twice)
     activations = sum(kept) * in_flight
     peak = max(
         sum(kept) * (flight - 1) + _pass_peak(blocks, kept, settings, tied, born=born)
@@ -202,8 +209,8 @@ def _bucket_bytes(trainable: int, settings: MemorySettings) -> int:
     return trainable * settings.itemsize if besides else 0
 
 
-def _kept(blocks: Sequence[BlockMemory], *, received: bool) -> list[int]:
-    """Bytes that each block keeps besides what those before it keep already.
+def _kept(blocks: Sequence[BlockMemory], *, received: bool) -> tuple[list[int], tuple[bool, ...]]:
+    """Bytes that each block keeps besides what those before it keep, and which outputs are kept.
 
     What a stage has ``received`` is in its buffers.
     """
@@ -222,7 +229,7 @@ def _kept(blocks: Sequence[BlockMemory], *, received: bool) -> list[int]:
             kept or (source >= 0 and (before[source] or block.kept_inputs[source]))
             for kept, source in zip(block.kept_outputs, block.passed, strict=True)
         )
-    return added
+    return added, held
 
 
 def _backwards(settings: MemorySettings, in_flight: int) -> list[tuple[int, bool]]:

@@ -142,8 +142,11 @@ class _Expand(torch.autograd.Function):
             parts = [
                 _product(g, w.transpose(1, 2), ends) for g, w in zip(grads, weights, strict=True)
             ]
-            whole = parts[0] if len(parts) == 1 else parts[0] + parts[1]
+            whole = parts.pop(0)
+            while parts:
+                whole += parts.pop()
             grad_x = _spread(whole.to(ctx.dtypes[0]), rows, ctx.tokens, ctx.top_k)
+            del whole  # as large as what follows
         wanted = ctx.needs_input_grad[4:]
         if not any(wanted):
             return (grad_x, None, None, None, *(None for _ in weights))
@@ -201,6 +204,7 @@ class _Reduce(torch.autograd.Function):
                 if bias is not None:
                     total = total + torch.linalg.vecdot(grad.to(wide), bias[chosen].to(wide))
                 grads[1] = total.unsqueeze(1).to(ctx.dtypes[1])
+            del back
         if for_weight or for_bias:
             scaled = (grad * counted).to(ctx.dtypes[0])
             if for_weight:

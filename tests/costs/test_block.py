@@ -28,6 +28,7 @@ from autoplan.ir.graph import Op, Ref, TensorKind
 from autoplan.ir.hardware import Curve
 from autoplan.ir.mesh import Group
 from autoplan.ir.placement import CollectiveKind
+from autoplan.ir.recompute import Recompute
 from autoplan.ir.strategy import InnerCollective
 from autoplan.profiles import load_cluster
 
@@ -60,12 +61,14 @@ def test_whole_block_on_one_rank(ideal):
     assert cost.backward == pytest.approx(2 * flop / 989e12)
     assert cost.tp_forward == cost.tp_backward == 0.0
     # Saved: x and h. Parameters are not activations.
-    assert cost.saved == 2 * TOKENS * (HIDDEN + INNER)
+    assert cost.kept(Recompute.NONE) == 2 * TOKENS * (HIDDEN + INNER)
     assert cost.boundary == cost.boundary_out == 2 * TOKENS * HIDDEN
     assert cost.parameters == (("w1", INNER * HIDDEN, 2), ("w2", INNER * HIDDEN, 2))
     # Backward holds the gradients of y and h at once, then of h and x; and of one parameter.
-    assert cost.transient == 2 * TOKENS * (HIDDEN + INNER) + 2 * INNER * HIDDEN
-    assert cost.held.fresh == cost.transient + 2 * INNER * HIDDEN
+    held = cost.held.at(Recompute.NONE)
+    assert held.backward == 2 * TOKENS * (HIDDEN + INNER) + 2 * INNER * HIDDEN
+    # When the first product's gradient is born, h is no longer kept, and larger.
+    assert held.fresh == held.backward
 
 
 def test_megatron_split(ideal):
@@ -79,7 +82,7 @@ def test_megatron_split(ideal):
     # One all_reduce of y forward, one of the gradient of x backward (R -> R*).
     assert cost.tp_forward == pytest.approx(once)
     assert cost.tp_backward == pytest.approx(once)
-    assert cost.saved == 2 * TOKENS * (HIDDEN + INNER // 8)
+    assert cost.kept(Recompute.NONE) == 2 * TOKENS * (HIDDEN + INNER // 8)
     assert cost.parameters == (("w1", INNER * HIDDEN // 8, 2), ("w2", INNER * HIDDEN // 8, 2))
     assert cost.partial_grads == ()
 
@@ -102,7 +105,7 @@ def test_sequence_parallel_split(ideal):
         CollectiveCall(Kind.ALL_GATHER, payload, True),
     )
     # The linear saves the gathered input, not the shard it came from.
-    assert cost.saved == 2 * TOKENS * (HIDDEN + INNER // 8)
+    assert cost.kept(Recompute.NONE) == 2 * TOKENS * (HIDDEN + INNER // 8)
     assert cost.boundary == cost.boundary_out == payload // 8
     calls = collectives(two_matmuls(), MEGATRON, ends, ends, EIGHT, ideal)
     for backward in (False, True):
@@ -139,7 +142,7 @@ def test_a_converted_copy_is_paid_and_saved_once(ideal, consumers):
     moves = [t for t in terms.conversions if t.resharding.forward_kind is not None]
     assert [(t.tensor, str(t.required)) for t in moves] == [("x", "R*")]
     cost = block_cost(made, choice, (S(0),), (S(1),), EIGHT, ideal)
-    assert cost.saved == 2 * TOKENS * HIDDEN  # the gathered x, whoever saves it
+    assert cost.kept(Recompute.NONE) == 2 * TOKENS * HIDDEN  # the gathered x, whoever saves it
 
 
 def test_block_cost_is_the_sum_of_its_terms(ideal):
@@ -221,7 +224,7 @@ def test_views_share_storage_and_cost_no_time(ideal):
     choice = {op.name: strategy([R], [R]) for op in made.ops}
     cost = block_cost(made, choice, (R,), (R,), ONE, ideal)
     size = 64 * 8 * 2
-    assert cost.saved == size
+    assert cost.kept(Recompute.NONE) == size
     # relu and sin each read and write; the views don't.
     assert cost.forward == pytest.approx(4 * size / ideal.accelerator.memory_bandwidth)
     # Backward: relu reads grad and a, sin reads grad and c; both write.
@@ -252,9 +255,9 @@ def test_view_of_a_copy_keeps_the_copy_alive(ideal):
         "exp": strategy([S(0)], [S(0)]),
     }
     cost = block_cost(made, choice, (S(1),), (S(0),), EIGHT, ideal)
-    assert cost.saved == 2 * TOKENS * INNER // 8 + 2 * TOKENS * HIDDEN // 8
+    assert cost.kept(Recompute.NONE) == 2 * TOKENS * INNER // 8 + 2 * TOKENS * HIDDEN // 8
     # In forward the whole addend and its shard live together for a moment.
-    assert cost.transient >= 2 * TOKENS * HIDDEN
+    assert cost.held.at(Recompute.NONE).backward >= 2 * TOKENS * HIDDEN
 
 
 def test_dropout_like_extras_are_saved_locally(ideal):
@@ -272,7 +275,7 @@ def test_dropout_like_extras_are_saved_locally(ideal):
     )
     whole = block_cost(made, {"drop": strategy([R], [R])}, (R,), (R,), EIGHT, ideal)
     local = block_cost(made, {"drop": strategy([S(0)], [S(0)])}, (S(0),), (S(0),), EIGHT, ideal)
-    assert whole.saved == 4096 and local.saved == 4096 // 8
+    assert whole.kept(Recompute.NONE) == 4096 and local.kept(Recompute.NONE) == 4096 // 8
 
 
 def test_a_block_takes_no_less_than_its_host(ideal):

@@ -6,12 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from autoplan.costs.block import block_cost
 from autoplan.costs.compute import local_extra, op_time
-from autoplan.costs.experts import experts_kernels, experts_workspace, local_experts
+from autoplan.costs.experts import experts_kernels, local_experts
 from autoplan.ir.experts import EXPERTS, experts_region, experts_regions
 from autoplan.ir.graph import BlockClass, Op, Ref, Tensor, TensorKind
-from autoplan.ir.mesh import Group
 from autoplan.ir.placement import Replicate
 from autoplan.profiles import load_cluster
 from autoplan.rules import strategies
@@ -168,17 +166,3 @@ def test_time_is_that_of_kernels_one_after_another():
     assert time.backward > len(backward) * cluster.accelerator.kernel_latency
     assert sum(kernel.flop > 0 for kernel in forward) == 2
     assert sum(kernel.flop > 0 for kernel in backward) == 4
-
-
-def test_peak_holds_what_the_operator_needs_for_a_moment():
-    tensors = operands("concatenated", False, torch.float32)
-    block = block_of(tensors, "concatenated", "silu")
-    (op,) = block.ops
-    choice = {op.name: next(iter(strategies(op, block, 1)))}
-    ends = (Replicate(),) * 3, (Replicate(),)
-    cost = block_cost(block, choice, *ends, Group(1, 1), load_cluster("cpu"))
-    forward, backward = experts_workspace(next(experts_regions(block)))
-    # Rows behind the experts, weighted, and in the order of tokens.
-    assert forward == 3 * T * K * D * 4
-    assert cost.transient >= max(forward, backward)
-    assert cost.saved == next(experts_regions(block)).saved

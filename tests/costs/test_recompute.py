@@ -19,10 +19,8 @@ from handmade_blocks import (
 
 from autoplan.costs.block import block_cost
 from autoplan.costs.compute import op_time
-from autoplan.costs.memory import BlockMemory, MemorySettings, stage_memory
 from autoplan.ir.graph import TensorKind
 from autoplan.ir.mesh import Group
-from autoplan.ir.optimizer import UPDATE_RULES
 from autoplan.ir.recompute import Recompute
 from autoplan.profiles import load_cluster
 
@@ -81,7 +79,6 @@ def test_levels_on_one_rank(cluster):
     # The result of the last product is the next block's input, and counted there.
     assert cost.kept(SELECTIVE) == X + H
     assert cost.kept(FULL) == X
-    assert [cost.made_again(level) for level in Recompute] == [0, X + H, cost.saved]
     cheap = sum(
         op_time(op, made, WHOLE[op.name], 1, cluster.accelerator).forward
         for op in made.ops
@@ -103,37 +100,7 @@ def test_collectives_are_kept_and_not_repeated(cluster):
     rows = {**MEGATRON, "norm": strategy([S(0)], [S(0)])}
     cost = block_cost(made, rows, (S(0),), (S(0),), Group(2, 2), cluster)
     assert cost.kept(SELECTIVE) == X // 2 + X + H // 2 + X
-    assert cost.made_again(SELECTIVE) == H // 2
     assert cost.tp_again == 0
-
-
-def test_a_stage_holds_one_block_made_again(cluster):
-    cost = block_cost(_feed_forward(), WHOLE, (R,), (R,), Group(1, 1), cluster)
-    settings = MemorySettings(
-        zero=0,
-        dp_shard=1,
-        itemsize=2,
-        update=UPDATE_RULES["sgd"],
-        pipelined=False,
-        microbatches=2,
-        replicated=False,
-    )
-    item = BlockMemory(
-        numel=0,
-        trainable=0,
-        kept=cost.kept(SELECTIVE),
-        working=cost.transient + cost.made_again(SELECTIVE),
-        boundary_in=X,
-        boundary_out=X,
-        fresh=0,
-        inputs=cost.held.inputs,
-        kept_inputs=(True,),
-        kept_outputs=(False,),
-        passed=cost.held.passed,
-    )
-    stage = stage_memory([item] * 3, settings, in_flight=1, shared=0, resident=0, tied=0)
-    assert stage.activations == 3 * (X + H)
-    assert stage.transient == cost.transient + X + H
 
 
 def test_the_host_issues_all_operators_again(cluster):

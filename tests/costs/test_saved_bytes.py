@@ -5,6 +5,7 @@ import pytest
 from autoplan.costs.block import block_cost
 from autoplan.ir.mesh import Group
 from autoplan.ir.placement import Replicate
+from autoplan.ir.recompute import Recompute
 from autoplan.ir.strategy import OpStrategy
 from autoplan.profiles import load_cluster
 
@@ -27,7 +28,7 @@ def predicted(source):
             for op in block.ops
         }
         ends = (whole,) * len(block.inputs), (whole,) * len(block.outputs)
-        saved.append(block_cost(block, choice, *ends, Group(1, 1), cluster).saved)
+        saved.append(block_cost(block, choice, *ends, Group(1, 1), cluster).kept(Recompute.NONE))
     return sum(saved[instance.block_class] for instance in graph.instances)
 
 
