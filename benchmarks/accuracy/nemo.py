@@ -37,6 +37,7 @@ __all__ = ["NO_EXTRAS", "Extras", "fp8_accelerator", "interleaved_time", "with_e
 
 _ATTENTION = "scaled_dot_product"
 _FP8 = "float8_e4m3fn"
+_ENDS = ("aten.embedding.", "aten.cross_entropy_loss.")
 _NORMS = ("aten.layer_norm.", "aten.rms_norm.")
 
 
@@ -99,7 +100,7 @@ def with_extras(
             forward += casts[0]
             backward += casts[1]
     if extras.layers_again:
-        if not _has_attention(block):
+        if any(op.target.startswith(_ENDS) for op in block.ops):
             backward -= cost.forward + cost.tp_forward
         elif extras.stops_early:
             backward -= sum(

@@ -14,6 +14,10 @@ __all__ = ["Row", "Skip", "read_rows"]
 
 _TRAPS = ("TRAP", "OOM", "HETEROGENEOUS", "do not use")
 _REQUIRED = ("id", "model", "n_layers", "hidden", "n_heads", "seq_len", "gpu", "n_gpus")
+# Days from which the source of bloom_prequel forbids to compare with the days before: nodes were
+# repaired (1 to 5 % faster), then bf16 with float32 sums of gradients came in
+# (bigscience-workshop/bigscience@053adaf, train/tr11-176B-ml/chronicles-prequel.md).
+_CHANGES = ("02-25", "02-28")
 _DTYPES = (("fp8", "fp8"), ("bf16", "bfloat16"), ("fp16", "float16"))
 
 
@@ -61,11 +65,12 @@ class Row:
     memory_note: str
     optimizer: str
     source: str
+    period: str
 
     @property
     def sweep(self) -> str:
         """What the rows to rank against each other share."""
-        return f"{self.model}, {self.gpu}"
+        return ", ".join(filter(None, (self.model, self.gpu, self.period)))
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Row | Skip]]:
@@ -141,7 +146,16 @@ def _row(fields: Mapping[str, str], file: str) -> Row:
         memory_note=fields["peak_mem_note"],
         optimizer=fields["optimizer"],
         source=fields["source_url_or_repo_path"],
+        period=_period(fields["notes"]) if file == "bloom_prequel" else "",
     )
+
+
+def _period(notes: str) -> str:
+    """Which of the source's periods a dated run is of."""
+    day = re.search(r"\b0\d-\d\d\b", notes)
+    if day is None:
+        return ""
+    return f"period {1 + sum(day[0] >= change for change in _CHANGES)}"
 
 
 def _check_in_space(fields: Mapping[str, str]) -> None:
