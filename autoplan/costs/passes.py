@@ -98,7 +98,11 @@ class Walk:
         added, fresh = (self._backward(saved, stay=stay) for stay in (False, True))
         held = []
         for level in Recompute:
-            storages = level.of(saved, self.products, frozenset(self.entered))
+            storages = {
+                Recompute.NONE: saved,
+                Recompute.SELECTIVE: self.products,
+                Recompute.FULL: frozenset(self.entered),
+            }[level]
             extras = [level.of(step.extra, step.kept_extra, 0) for step in self.steps]
             kept = self._sum(storages) + sum(extras)
             first = self._curve({key: len(self.steps) for key in storages}, extras)

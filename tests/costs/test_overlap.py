@@ -110,7 +110,8 @@ def test_slow_down_of_a_cluster_reaches_the_price():
     from autoplan.profiles import load_cluster
 
     device = load_cluster("8xh100").accelerator
-    assert device.slow_down == SlowDown()
+    assert device.slow_down == SlowDown(1.222, 1.0)
     assert replace(device, slow_down=SlowDown(1.1, 1.2)).slow_down.network == 1.2
     origin = {s.field: s.provenance for s in device.sources}
-    assert origin["compute_slow_down"] == origin["network_slow_down"] == "default"
+    assert origin["compute_slow_down"] == "catalogue"
+    assert origin["network_slow_down"] == "default"

@@ -92,7 +92,10 @@ def simulated(blocks, slow_down):
 @given(
     blocks=st.lists(
         st.builds(
-            BucketedBlock, st.floats(0.1, 5), st.floats(0.1, 80).map(MiB.__mul__), st.floats(0, 5)
+            BucketedBlock,
+            st.floats(0.1, 5),
+            st.floats(0.1, 80).map(lambda size: size * MiB),
+            st.floats(0, 5),
         ),
         min_size=1,
         max_size=5,
