@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from autoplan.costs.compute import is_view
 from autoplan.costs.data_parallel import data_parallel_times
 from autoplan.costs.fusion import fusion
-from autoplan.costs.memory import state_bytes
+from autoplan.costs.memory import born_late, state_bytes
 from autoplan.costs.step import update_traffic
 from autoplan.ir.experts import EXPERTS
 from autoplan.ir.graph import BlockClass, Graph, dtype_size
@@ -180,8 +180,11 @@ def memory_bound(
     mesh = configuration.mesh
     settings = configuration.memory_settings(itemsize, update=update)
     parts = mesh.tp * mesh.pp
-    state = sum(state_bytes(size.numel // parts, size.trainable // parts, settings))
-    return state + size.kept(configuration.recompute) // parts
+    state = state_bytes(size.numel // parts, size.trainable // parts, settings)
+    kept = size.kept(configuration.recompute) // parts
+    if born_late(settings):
+        return sum(state) - state[1] + max(state[1], kept)
+    return sum(state) + kept
 
 
 def time_bound(

@@ -32,6 +32,7 @@ __all__ = [
     "BlockMemory",
     "MemorySettings",
     "StageMemory",
+    "born_late",
     "boundary_bytes",
     "stage_memory",
     "state_bytes",
@@ -232,14 +233,22 @@ def _kept(blocks: Sequence[BlockMemory], *, received: bool) -> tuple[list[int], 
     return added, held
 
 
+def born_late(settings: MemorySettings) -> bool:
+    """Whether no gradient exists before the only backward of a step, in which activations end."""
+    if settings.zero <= 1:
+        return settings.microbatches == 1 and not settings.replicated
+    return settings.microbatches == 1 and not settings.pipelined
+
+
 def _backwards(settings: MemorySettings, in_flight: int) -> list[tuple[int, bool]]:
     """Backwards that may hold most: microbatches held, and whether no gradient exists before.
 
     A step begins without gradients, unless they live in DDP's buckets. A later backward adds to
     them, and finds a microbatch fewer when all were held at once.
     """
-    bucketed = settings.zero <= 1 and settings.replicated and settings.microbatches == 1
-    if bucketed or (settings.zero >= 2 and settings.pipelined):
+    if settings.microbatches == 1 and not born_late(settings):
+        return [(in_flight, False)]
+    if settings.zero >= 2 and settings.pipelined:
         return [(in_flight, False)]
     later = min(in_flight, settings.microbatches - 1)
     return [(in_flight, True)] + [(later, False)] * (later > 0)

@@ -11,7 +11,8 @@ from autoplan.ir.optimizer import UPDATE_RULES
 
 BLOCK = BlockMemory(
     numel=100, trainable=100, kept=1000, working=300, boundary_in=200, boundary_out=200,
-    fresh=500, inputs=(200,), outputs=(200,), kept_inputs=(True,), kept_outputs=(False,), passed=(-1,),
+    fresh=500, inputs=(200,), outputs=(200,), kept_inputs=(True,),
+    kept_outputs=(False,), passed=(-1,),
 )  # fmt: skip
 PLAIN = MemorySettings(
     zero=0,
