@@ -29,6 +29,7 @@ def test_closed_form_is_the_optimum_of_the_linear_program() -> None:
         ]
         cores, size, disk = draw.randint(1, 16), draw.uniform(1, 20), draw.uniform(20, 200)
         model = highspy.Highs()
+        model.setOptionValue("threads", 1)  # as the solver does: all of a process must agree
         model.silent()
         rate_of_all = model.addVariable(lb=0)
         shares = [model.addVariable(lb=0, ub=1 if s.sequential else cores) for s in stages]
