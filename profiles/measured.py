@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field, PlainSerializer, model_validator
+from pydantic import Field, model_validator
 
 from autoplan.ir.hardware import (
     Accelerator,
@@ -27,13 +27,15 @@ from autoplan.profiles.residuals import Residual
 from autoplan.profiles.schema import (
     Bandwidth,
     ByteCount,
+    MaybeNoTime,
+    Pace,
     Record,
+    Repeats,
     Seconds,
-    quantity,
+    Spread,
     read_record,
 )
 from autoplan.profiles.wrappers import RecomputeTiming, UnitTiming
-from autoplan.units import parse_time
 
 __all__ = [
     "NOISY",
@@ -55,16 +57,7 @@ __all__ = [
 ]
 
 Count = Annotated[int, Field(ge=1, le=10**15)]
-MaybeNoTime = Annotated[
-    float, quantity(parse_time), Field(ge=0), PlainSerializer(lambda value: f"{value!r} s")
-]
 
-
-# 10th to 90th percentile over the median, of so many repeats.
-Spread = Annotated[float, Field(ge=0)]
-Repeats = Annotated[int, Field(ge=0)]
-# Seconds of the reference kernel around the timing, over its best: 2 on a machine half as fast.
-Pace = Annotated[float, Field(ge=1)]
 NOISY = 0.25
 
 

@@ -39,8 +39,12 @@ __all__ = [
     "LinkOverride",
     "MatmulPoint",
     "MatmulSweep",
+    "MaybeNoTime",
+    "Pace",
     "Record",
+    "Repeats",
     "Seconds",
+    "Spread",
     "TilesFigure",
     "first_error",
     "quantity",
@@ -75,6 +79,14 @@ Bandwidth = Annotated[
 Seconds = Annotated[
     float, quantity(parse_time), Field(gt=0), PlainSerializer(lambda value: f"{value!r} s")
 ]
+MaybeNoTime = Annotated[
+    float, quantity(parse_time), Field(ge=0), PlainSerializer(lambda value: f"{value!r} s")
+]
+# 10th to 90th percentile over the median, of so many repeats.
+Spread = Annotated[float, Field(ge=0)]
+Repeats = Annotated[int, Field(ge=0)]
+# Seconds of the reference kernel around the timing, over its best: 2 on a machine half as fast.
+Pace = Annotated[float, Field(ge=1)]
 FlopRate = Annotated[
     float,
     quantity(parse_flop_rate),

@@ -7,17 +7,12 @@ from itertools import combinations
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field, PlainSerializer
+from pydantic import Field
 
 from autoplan.ir.hardware import HostWork, UnitWork
-from autoplan.profiles.schema import Record, Seconds, quantity
-from autoplan.units import parse_time
+from autoplan.profiles.schema import MaybeNoTime, Pace, Record, Repeats, Seconds, Spread
 
 __all__ = ["RecomputeTiming", "UnitTiming", "unit_work"]
-
-MaybeNoTime = Annotated[
-    float, quantity(parse_time), Field(ge=0), PlainSerializer(lambda value: f"{value!r} s")
-]
 
 
 class RecomputeTiming(Record):
@@ -31,9 +26,9 @@ class RecomputeTiming(Record):
     backward: MaybeNoTime
     block_forward: MaybeNoTime
     block_backward: MaybeNoTime
-    spread: Annotated[float, Field(ge=0)] = 0.0
-    repeats: Annotated[int, Field(ge=0)] = 0
-    pace: Annotated[float, Field(ge=1)] = 1.0
+    spread: Spread = 0.0
+    repeats: Repeats = 0
+    pace: Pace = 1.0
 
 
 class UnitTiming(Record):
@@ -46,9 +41,9 @@ class UnitTiming(Record):
     numel: Annotated[int, Field(ge=1)]
     forward: Seconds
     backward: Seconds
-    spread: Annotated[float, Field(ge=0)] = 0.0
-    repeats: Annotated[int, Field(ge=0)] = 0
-    pace: Annotated[float, Field(ge=1)] = 1.0
+    spread: Spread = 0.0
+    repeats: Repeats = 0
+    pace: Pace = 1.0
 
     @property
     def size(self) -> int:

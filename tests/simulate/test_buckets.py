@@ -48,30 +48,19 @@ def test_the_simulator_agrees_where_buckets_are_units(backward, reduce, slow):
     """The first MiB and then 25 MiB a block: each block is a bucket, and a unit of FSDP2."""
     sizes = [MiB] + [25 * MiB] * (len(backward) - 1)
     blocks = [BucketedBlock(b, s, reduce) for b, s in zip(backward, sizes, strict=True)]
-    units = [
-        UnitCost(work={ActionKind.FORWARD: Work(0.0), ActionKind.BACKWARD: Work(b)}, reduce=reduce)
-        for b in reversed(backward)
-    ]
-    line = simulate_step(
-        "1f1b",
-        [StageCost(units=tuple(units))],
-        ranks=1,
-        microbatches=1,
-        data=DataParallel(
-            reduction=Reduction.LAST, compute_slow_down=slow[0], network_slow_down=slow[1]
-        ),
-    )
     exposed = exposed_reduction(blocks, SlowDown(*slow))
-    assert exposed == pytest.approx(line.makespan - sum(backward), rel=1e-6, abs=1e-9)
+    assert exposed == pytest.approx(
+        simulated(blocks, SlowDown(*slow), bucketed=False), rel=1e-6, abs=1e-9
+    )
 
 
-def simulated(blocks, slow_down):
-    """Seconds by which the sums outlast the backward, in the simulator's own buckets."""
+def simulated(blocks, slow_down, *, bucketed=True):
+    """Seconds by which sums outlast the backward: in the simulator's buckets, or after blocks."""
     units = [
         UnitCost(
             work={ActionKind.FORWARD: Work(0.0), ActionKind.BACKWARD: Work(block.backward)},
             reduce=block.reduce,
-            reduced=block.size,
+            reduced=block.size if bucketed else 0.0,
         )
         for block in reversed(blocks)
     ]
