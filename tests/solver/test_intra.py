@@ -110,6 +110,28 @@ def test_objective_is_the_closed_form_of_the_chosen_strategies(
     )
 
 
+@pytest.mark.parametrize("boundary", [R, Shard(1)], ids=str)
+@pytest.mark.parametrize("recompute", list(Recompute))
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_objective_is_the_closed_form_of_a_compiled_block(
+    llama: BlockClass, cluster: Cluster, boundary: Placement, recompute: Recompute, ranks: int
+) -> None:
+    compiled = _compiled(cluster)
+    found = _solve(llama, compiled, boundary, ranks=ranks, recompute=recompute)
+    chosen = dict(found.strategies)
+    cost = _cost(llama, chosen, compiled, boundary, ranks)
+    assert found.objective == pytest.approx(
+        _objective(llama, cost, recompute=recompute, weight=0.0), rel=1e-9
+    )
+    eager = _cost(llama, chosen, cluster, boundary, ranks)
+    assert cost.forward < eager.forward
+    assert cost.backward < eager.backward
+
+
+def _compiled(cluster: Cluster) -> Cluster:
+    return replace(cluster, accelerator=replace(cluster.accelerator, compiled=True))
+
+
 def _head(vocabulary: int) -> BlockClass:
     """Head and loss of a language model."""
     shapes = {
@@ -213,10 +235,12 @@ def _small_block(cluster: Cluster) -> BlockClass:
 
 @pytest.mark.parametrize("boundary", [R, Shard(1), Shard(2)], ids=str)
 @pytest.mark.parametrize("weight", [0.0, 1e-12])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_no_combination_of_strategies_is_cheaper(
-    cluster: Cluster, boundary: Placement, weight: float
+    cluster: Cluster, boundary: Placement, weight: float, compiled: bool
 ) -> None:
     block = _small_block(cluster)
+    cluster = _compiled(cluster) if compiled else cluster
     found = _solve(block, cluster, boundary, ranks=2, memory_weight=weight)
     best = float("inf")
     options = [strategies(op, block, 2) for op in block.ops]
