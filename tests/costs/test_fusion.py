@@ -21,7 +21,10 @@ VECTOR = 2 * WIDTH
 BANDWIDTH, LATENCY = 1e12, 2e-6
 
 
-def cluster(efficiency=Curve(((1.0, 0.5),))):
+FLAT = Curve(((1.0, 0.5),))
+
+
+def cluster(efficiency=FLAT):
     found = load_cluster("8xh100")
     device = replace(
         found.accelerator,
@@ -251,9 +254,7 @@ def test_a_function_of_the_runtime_cuts_the_kernel():
     one = op_time(made.ops[1], made, whole, 1, DEVICE)
     assert one.forward == pytest.approx(seconds(N, 0))  # writes y; a stays in registers
     two = op_time(made.ops[1], made, strategy([S(0)], [S(0)], call="dropout"), 2, DEVICE)
-    eager = op_time(
-        made.ops[1], made, strategy([S(0)], [S(0)]), 2, replace(DEVICE, compiled=False)
-    )
+    eager = op_time(made.ops[1], made, strategy([S(0)], [S(0)]), 2, replace(DEVICE, compiled=False))
     # Beside its own kernel: half of a is moved once more by the neighbour, in one more launch.
     cut = seconds(N / 2, 1)
     assert two.forward == pytest.approx(eager.forward + cut)
