@@ -30,7 +30,7 @@ lint: $(STAMP) ## ruff, rules and format
 	$(BIN)/ruff format --check .
 
 types: $(STAMP) ## mypy, strict
-	$(BIN)/mypy -p autoplan
+	$(BIN)/mypy -p autoplan -p benchmarks
 
 unit: $(STAMP) ## fast tests
 	$(BIN)/python -m pytest

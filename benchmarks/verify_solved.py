@@ -65,7 +65,7 @@ def main() -> int:
         for ranks in (2, 4):
             with tempfile.TemporaryDirectory() as name:
                 work = Path(name)
-                rows = []
+                rows: list[tuple[str, Plan, Path, Path, float]] = []
                 for label, pins in CASES.items():
                     if math.prod(int(pins.get(axis, "1")) for axis in AXES) != ranks:
                         continue

@@ -105,7 +105,8 @@ class Layer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``x`` after attention and feed-forward."""
         x = x + self.dropout(self.attention(self.first(x)))
-        return x + self.dropout(self.mlp(self.second(x)))
+        result: Tensor = x + self.dropout(self.mlp(self.second(x)))
+        return result
 
 
 class Decoder(nn.Module):

@@ -47,7 +47,7 @@ def megatron_point(
     group = tp_group(tp, cluster)
     costs, ends = [], []
     for block in graph.classes:
-        sides = tuple(
+        before, after = (
             tuple(boundary if block.tensor(name).shape else Replicate() for name in names)
             for names in (block.inputs, block.outputs)
         )
@@ -55,12 +55,12 @@ def megatron_point(
         if extras.fp8 and any("scaled_dot_product" in op.target for op in block.ops):
             where = replace(cluster, accelerator=fp8_accelerator(cluster.accelerator))
         chosen = megatron_strategies(block, group, where, boundary)
-        cost = block_cost(block, chosen, *sides, group, where, calls=calls)
+        cost = block_cost(block, chosen, before, after, group, where, calls=calls)
         costs.append(with_extras(cost, block, chosen, group, where, extras))
-        ends.append(sides)
+        ends.append((before, after))
     return ModelPoint(
         boundary=boundary,
-        boundaries=tuple((before, after) for before, after in ends),
+        boundaries=tuple(ends),
         solutions=(),
         costs=tuple(costs),
         microbatch_bound=0.0,

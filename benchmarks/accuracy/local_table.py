@@ -17,7 +17,7 @@ Rows = Mapping[str, Mapping[str, Any]]
 
 def step_time(row: Mapping[str, Any]) -> float:
     """Measured seconds: the median of the medians of the rounds."""
-    return statistics.median(statistics.median(turn) for turn in row["seconds"])
+    return float(statistics.median(statistics.median(turn) for turn in row["seconds"]))
 
 
 def spread(row: Mapping[str, Any]) -> float:
@@ -26,7 +26,7 @@ def spread(row: Mapping[str, Any]) -> float:
     if len(every) < 2:
         return 0.0
     first, middle, third = statistics.quantiles(every, n=4, method="inclusive")
-    return (third - first) / middle
+    return float((third - first) / middle)
 
 
 def memory_errors(row: Mapping[str, Any]) -> list[float]:

@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,9 @@ def solve_pinned(captured: Captured, seq_len: int, pins: Mapping[str, str]) -> t
                 plan = solved(memory)
                 break
             except InfeasibleError as error:
-                memory = 1.01 * error.details["needed"]
+                needed = error.details["needed"]
+                assert isinstance(needed, int | float)
+                memory = 1.01 * needed
             except SolverLimitError:
                 break
     return {
@@ -123,19 +126,13 @@ def verify_plans(source: ModelSource, plans: Mapping[str, Plan]) -> dict[str, Re
         work = Path(name)
         jobs: dict[str, _Job] = {}
         for label, plan in plans.items():
-            found[label] = _attempt(lambda plan=plan, label=label: _prepared(
-                source, plan, work / label, jobs, label
-            ))  # fmt: skip
+            found[label] = _attempt(partial(_prepared, source, plan, work / label, jobs, label))
         try:
             runs = dict(zip(jobs, _run(list(jobs.values()), work / "run"), strict=True))
         except VerificationError:
             runs = {}
         for label, job in jobs.items():
-            found[label] = _attempt(
-                lambda job=job, label=label: _compared(
-                    job, runs.get(label) or _run([job], work / f"run-{label}")[0]
-                )
-            )
+            found[label] = _attempt(partial(_compared, job, runs.get(label), work / f"run-{label}"))
     return found
 
 
@@ -164,8 +161,9 @@ def _run(jobs: Sequence[_Job], work: Path) -> list[tuple[Finding, ...]]:
     return run_programs(programs, ranks=RANKS, work=work, timeout=RUN_LIMIT)
 
 
-def _compared(job: _Job, findings: Sequence[Finding]) -> Result:
-    report = compare(job.plan, findings, job.loss)
+def _compared(job: _Job, findings: Sequence[Finding] | None, alone: Path) -> Result:
+    """What a job found, in a launch of its own in folder ``alone`` where there is none yet."""
+    report = compare(job.plan, findings or _run([job], alone)[0], job.loss)
     return {
         "worst_error": report.worst_error,
         "worst_parameter": report.worst_parameter,

@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -159,9 +160,7 @@ def verify_small(entry: Entry, result: Result, path: Path) -> tuple[Result, None
     result["verify"] = found
     plans = {}
     for label, pins in PINS.items():
-        plan = step(
-            found, label, lambda pins=pins: solve_pinned(captured, entry.small_seq_len, pins)
-        )
+        plan = step(found, label, partial(solve_pinned, captured, entry.small_seq_len, pins))
         if plan is not None:
             plans[label] = plan
         save(result, path)

@@ -107,7 +107,7 @@ def threaded_reductions(monkeypatch: pytest.MonkeyPatch) -> None:
         group: Any = None,
     ) -> None:
         me = group.ranks[threading.get_ident()]
-        parts = sent.clone().split(input_split_sizes or sent.shape[0] // group.size)
+        parts = torch.split(sent.clone(), input_split_sizes or sent.shape[0] // group.size)
         received = [theirs[me] for theirs in group.everyones(parts)]
         if output_split_sizes is not None:
             assert [part.shape[0] for part in received] == output_split_sizes
@@ -202,7 +202,7 @@ def place(
 def _build(sample: Sample) -> tuple[Op, list[torch.Tensor], list[str]]:
     leaves: list[torch.Tensor] = []
 
-    def convert(value: Any) -> Arg:
+    def convert(value: Any) -> Any:
         if isinstance(value, T):
             leaf = value.draw()
             leaves.append(leaf.requires_grad_(value.grad and leaf.is_floating_point()))

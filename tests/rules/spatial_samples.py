@@ -54,8 +54,8 @@ def _convolutions(b: int, size: int) -> Iterator[Sample]:
             k, s, p, d = ((own, *(other,) * (n - 1)) for own, other in zip(*inner, strict=True))
             weight = _t(4, 4 // groups, *k)
             yield _call(f"conv{n}d.default", x, weight, _t(4), s, p, d, groups)
-        for padding in ("same", "valid"):
-            yield _call(f"conv{n}d.padding", x, _t(4, 4, *(3,) * n), None, (1,) * n, padding)
+        for edge in ("same", "valid"):
+            yield _call(f"conv{n}d.padding", x, _t(4, 4, *(3,) * n), None, (1,) * n, edge)
         yield _call(f"conv{n}d.padding", x, _t(4, 4, *(2,) * n), None, (1,) * n, "same")
     rest = ((1, 1), False, (0, 0))
     yield _call("convolution.default", _t(b, 4, size, 5), _t(2, 4, 3, 3), None, (2, 1), (1, 1),
