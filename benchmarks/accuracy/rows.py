@@ -70,7 +70,12 @@ class Row:
     @property
     def sweep(self) -> str:
         """What the rows to rank against each other share."""
-        return ", ".join(filter(None, (self.model, self.gpu, self.period)))
+        return ", ".join(filter(None, (self.whole_sweep, self.period)))
+
+    @property
+    def whole_sweep(self) -> str:
+        """The same over all periods of a source, though it forbids to compare them."""
+        return f"{self.model}, {self.gpu}"
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Row | Skip]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
 from benchmarks.accuracy.published import Compared, FileResult
-from benchmarks.accuracy.statistics import Errors, errors, sweeps
+from benchmarks.accuracy.statistics import NOISE, Errors, Ranking, errors, sweeps
 
 __all__ = ["as_json", "as_text"]
 
@@ -24,8 +24,12 @@ def as_text(results: Sequence[FileResult]) -> str:
     for result in results:
         lines += [f"{result.file}: {len(result.compared)} rows usable", *_skips(result)]
         lines += _error_lines(result.compared)
-        for name, (rows, rho, tau) in _sweeps(result.compared).items():
-            lines.append(f"  ranking   {name:<42} {rows:>4} rows  rho {rho:5.2f}  tau {tau:5.2f}")
+        for name, found in _all_sweeps(result.compared).items():
+            lines.append(
+                f"  ranking   {name:<42} {found.rows:>4} rows  rho {found.rho:5.2f}  "
+                f"tau {found.tau:5.2f}  over {NOISE:.0%}: {found.clear_tau:5.2f} "
+                f"of {found.clear} pairs"
+            )
         for reason, count in _far_off(result.compared).most_common():
             lines.append(f"  over 30 % {count:>4} rows  {reason}")
         for row in _worst(result.compared):
@@ -52,8 +56,14 @@ def _file(result: FileResult) -> Json:
         "step_time": {name: asdict(found) for name, found in _time_errors(result.compared)},
         "memory": {name: asdict(found) for name, found in _memory_errors(result.compared)},
         "sweeps": {
-            name: {"rows": rows, "spearman": rho, "kendall": tau}
-            for name, (rows, rho, tau) in _sweeps(result.compared).items()
+            name: {
+                "rows": found.rows,
+                "spearman": found.rho,
+                "kendall": found.tau,
+                "clear_pairs": found.clear,
+                "clear_kendall": found.clear_tau,
+            }
+            for name, found in _all_sweeps(result.compared).items()
         },
         "rows": [
             {
@@ -103,34 +113,45 @@ def _by_device(
     return found
 
 
-def _sweeps(rows: Sequence[Compared]) -> dict[str, tuple[int, float, float]]:
+def _all_sweeps(rows: Sequence[Compared]) -> dict[str, Ranking]:
+    """Rankings, and where a source has periods, those over all of them as well."""
+    found = _sweeps(rows, lambda row: row.row.sweep)
+    if any(row.row.period for row in rows):
+        whole = _sweeps(rows, lambda row: row.row.whole_sweep)
+        found |= {f"{name}, all periods": ranking for name, ranking in whole.items()}
+    return found
+
+
+def _sweeps(rows: Sequence[Compared], sweep: Callable[[Compared], str]) -> dict[str, Ranking]:
     """Rankings; a plan that ran several times counts once, by its median."""
     measured: dict[str, list[float]] = {}
     predicted: dict[str, list[float]] = {}
-    for runs in _by_plan(rows).values():
+    for runs in _by_plan(rows, sweep).values():
         row = runs[0]
         # By sample: a larger batch takes longer, whatever the plan.
         batch = max(1, row.row.global_batch)
         median = statistics.median(run.row.step_time for run in runs)
-        measured.setdefault(row.row.sweep, []).append(median / batch)
-        predicted.setdefault(row.row.sweep, []).append(row.priced.step_time / batch)
+        measured.setdefault(sweep(row), []).append(median / batch)
+        predicted.setdefault(sweep(row), []).append(row.priced.step_time / batch)
     return sweeps(measured, predicted)
 
 
-def _by_plan(rows: Sequence[Compared]) -> dict[tuple[object, ...], list[Compared]]:
+def _by_plan(
+    rows: Sequence[Compared], sweep: Callable[[Compared], str]
+) -> dict[tuple[object, ...], list[Compared]]:
     """Rows of one plan of one model together, those with a step time."""
     plans: dict[tuple[object, ...], list[Compared]] = defaultdict(list)
     for row in rows:
         if row.row.step_time:
             plan = row.priced.configuration
-            plans[row.row.sweep, plan, row.row.ranks, row.priced.step_time].append(row)
+            plans[sweep(row), plan, row.row.ranks, row.priced.step_time].append(row)
     return plans
 
 
 def _far_off(rows: Sequence[Compared]) -> Counter[str]:
     """Rows over the error that wants a reason, by the part of the run that isn't priced."""
     reasons: Counter[str] = Counter()
-    for runs in _by_plan(rows).values():
+    for runs in _by_plan(rows, lambda row: row.row.sweep).values():
         times = [run.row.step_time for run in runs]
         spread = max(times) / min(times) - 1
         for run in runs:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.accuracy.statistics import errors, kendall, spearman, sweeps
+from benchmarks.accuracy.statistics import clear_kendall, errors, kendall, spearman, sweeps
 
 
 def test_errors():
@@ -22,6 +22,14 @@ def test_rank_correlations():
 
 def test_small_sweeps_say_nothing():
     assert sweeps({"a": [1, 2, 3]}, {"a": [1, 2, 3]}) == {}
-    assert sweeps({"a": [1, 2, 3, 4]}, {"a": [1, 2, 3, 5]})["a"] == (
-        4, pytest.approx(1), pytest.approx(1),
-    )  # fmt: skip
+    found = sweeps({"a": [1, 2, 3, 4]}, {"a": [1, 2, 3, 5]})["a"]
+    assert (found.rows, found.clear) == (4, 6)
+    assert (found.rho, found.tau, found.clear_tau) == pytest.approx((1, 1, 1))
+
+
+def test_pairs_within_the_noise_do_not_count():
+    measured, predicted = [100, 103, 110, 120], [2, 1, 4, 3]
+    # 100 and 103 differ by 3 %: of the other five pairs, 110 and 120 are in the wrong order.
+    assert clear_kendall(measured, predicted, noise=0.04) == (5, pytest.approx(3 / 5))
+    assert clear_kendall(measured, predicted, noise=0.0) == (6, pytest.approx(2 / 6))
+    assert clear_kendall(measured, predicted, noise=9.0) == (0, 0.0)
