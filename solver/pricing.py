@@ -32,7 +32,7 @@ from autoplan.solver.between import (
     partial_grad_time,
     scalar_time,
     send_times,
-    tied_time,
+    tied_times,
 )
 from autoplan.solver.blocks import ModelPoint
 from autoplan.solver.inter import ChainItem, StageCut, cut_stages
@@ -358,7 +358,7 @@ def _finish(
 ) -> Priced:
     microbatches = configuration.microbatches
     updates = optimizer_times(graph, configuration, point, cluster, cut, update)
-    tied = tied_time(graph, configuration, point, cluster, cut)
+    tied = tied_times(graph, configuration, point, cluster, cut)
     if configuration.pipelined:
         forward = [time.forward for time in times]
         backward = [time.backward for time in times]
@@ -380,7 +380,8 @@ def _finish(
         makespan = unsent = microbatches * (times[0].forward + times[0].backward)
         ends = [makespan]
     finishes = [
-        end + time.tail_dp + time.tail_tp + tied for end, time in zip(ends, times, strict=True)
+        end + time.tail_dp + time.tail_tp + summing
+        for end, time, summing in zip(ends, times, tied, strict=True)
     ]
     # Clipping by the global norm makes every rank wait for the last gradient.
     synced = max(finishes)

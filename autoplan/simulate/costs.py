@@ -70,6 +70,9 @@ class Gathering(StrEnum):
     """Before their first forward of the step, then kept (ZeRO-2 in a pipeline)."""
     ACTION = "action"
     """Before every action on the unit, one unit ahead (ZeRO-3)."""
+    TURN = "turn"
+    """Before every action except after a backward, which leaves them gathered (ZeRO-3 in torch's
+    schedules of one stage a rank: ``m + 1`` gathers for m microbatches)."""
     WINDOW = "window"
     """By stages, while among the next few that the rank works on (torch's pipeline runtime)."""
 
