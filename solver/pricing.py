@@ -25,7 +25,7 @@ from autoplan.ir.graph import Graph, dtype_size
 from autoplan.ir.hardware import NO_RECOMPUTE_WORK, Cluster
 from autoplan.ir.optimizer import UpdateRule
 from autoplan.schedules import in_flight
-from autoplan.simulate import Messages, simulate_pipeline
+from autoplan.simulate import Gathering, Messages, simulate_pipeline
 from autoplan.solver.between import (
     local_counts,
     optimizer_times,
@@ -39,7 +39,7 @@ from autoplan.solver.inter import ChainItem, StageCut, cut_stages
 from autoplan.solver.shared import shared_costs
 from autoplan.solver.space import Configuration
 
-__all__ = ["Overflow", "Priced", "StageOutcome", "parameter_time", "price"]
+__all__ = ["Overflow", "Priced", "StageOutcome", "gathering_of", "parameter_time", "price"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +142,15 @@ def price(
     return _finish(
         graph, configuration, point, cluster, cut, blocks.times, times, memories, sends, update
     )
+
+
+def gathering_of(configuration: Configuration) -> Gathering:
+    """When the runtime's program gathers sharded parameters."""
+    if configuration.zero <= 1:
+        return Gathering.NEVER
+    if configuration.pipelined:
+        return Gathering.STEP if configuration.zero == 2 else Gathering.TURN
+    return Gathering.FORWARD if configuration.zero == 2 else Gathering.ACTION
 
 
 def parameter_time(
@@ -363,6 +372,8 @@ def _finish(
         forward = [time.forward for time in times]
         backward = [time.backward for time in times]
         crossing = [sends[last - 1] for _, last in cut.ranges[:-1]]
+        gathers = [time.gathering for time in times]
+        gathering = gathering_of(configuration) if any(gathers) else Gathering.NEVER
         timeline = simulate_pipeline(
             configuration.schedule,
             forward,
@@ -370,9 +381,17 @@ def _finish(
             crossing,
             microbatches,
             messages=Messages.AWAITED,
+            gather=gathers,
+            gathering=gathering,
         )
         silent = simulate_pipeline(
-            configuration.schedule, forward, backward, [0.0] * len(crossing), microbatches
+            configuration.schedule,
+            forward,
+            backward,
+            [0.0] * len(crossing),
+            microbatches,
+            gather=gathers,
+            gathering=gathering,
         )
         makespan, unsent = timeline.makespan, silent.makespan
         ends = list(timeline.end_of_stage)

@@ -17,7 +17,6 @@ from autoplan.ir.plan import MAX_EVENTS
 from autoplan.schedules import ActionKind
 from autoplan.simulate import (
     DataParallel,
-    Gathering,
     Messages,
     Reduction,
     StageCost,
@@ -29,7 +28,7 @@ from autoplan.simulate import (
 )
 from autoplan.solver.between import optimizer_times, scalar_time, send_times, tied_times
 from autoplan.solver.inter import StageCut
-from autoplan.solver.pricing import Priced
+from autoplan.solver.pricing import Priced, gathering_of
 from autoplan.solver.shared import shared_costs
 from autoplan.solver.space import Configuration
 
@@ -184,15 +183,11 @@ def _reduces_beside(priced: Priced) -> bool:
 def _data_parallel(priced: Priced, cluster: Cluster) -> DataParallel:
     """How DDP (ZeRO 0 and 1) or FSDP2 run in the runtime's program."""
     configuration, slow_down = priced.configuration, cluster.accelerator.slow_down
-    gathering, reduction = Gathering.NEVER, Reduction.LAST
-    if configuration.zero >= 2 and configuration.pipelined:
-        gathering = Gathering.STEP if configuration.zero == 2 else Gathering.TURN
-        reduction = Reduction.STAGE
-    elif configuration.zero >= 2:
-        gathering = Gathering.FORWARD if configuration.zero == 2 else Gathering.ACTION
-        reduction = Reduction.EACH
+    reduction = Reduction.LAST
+    if configuration.zero >= 2:
+        reduction = Reduction.STAGE if configuration.pipelined else Reduction.EACH
     return DataParallel(
-        gathering=gathering,
+        gathering=gathering_of(configuration),
         reduction=reduction,
         joined=configuration.zero >= 2,
         blocking=configuration.zero >= 2 and cluster.accelerator.synchronous,

@@ -51,12 +51,14 @@ class StageTime:
     """Seconds of one stage: by microbatch, and once a step after (and before) all of them.
 
     ``forward`` and ``backward`` include everything that delays the pipeline;
+    ``gathering`` is what a pass of a pipeline takes longer that gathers parameters first;
     ``exposed_dp`` is the part of them, for all microbatches, that is data parallelism.
     ``tail_dp`` and ``tail_tp`` run after the last backward.
     """
 
     forward: float
     backward: float
+    gathering: float
     compute: float
     recompute: float
     exposed_tp: float
@@ -129,7 +131,6 @@ def stage_time(
     ``overlaps`` is `GradientSync.overlaps`, which only ZeRO 0 and 1 can do without;
     ``synchronous`` is that of the `Accelerator`.
     """
-
     units = [
         unit_time(block, zero=zero, pipelined=pipelined, microbatches=microbatches)
         for block in blocks
@@ -140,7 +141,7 @@ def stage_time(
     alone_forward = shared + sum(u.forward + u.tp_forward for u in units)
     alone_backward = sum(u.backward + u.tp_backward for u in units)
     forward, backward = alone_forward, alone_backward
-    tail = 0.0
+    gathering = tail = 0.0
     if zero >= 2 and blocks:
         fsdp = _synchronous if synchronous else _beside
         forward, both = fsdp(units, shared, slow_down)
@@ -159,15 +160,12 @@ def stage_time(
         tail = sum(b.data_parallel.reduce + b.data_parallel.pack for b in blocks)
         tail += sum(b.data_parallel.unpack for b in blocks)
         gathering = forward - alone_forward
-        tail += gathering
         forward = alone_forward
-        if zero == 3:
-            # Of m + 1 gathers, one is the tail's; 1F1B's others are before backwards.
-            backward += gathering
     exposed = forward - alone_forward + backward - alone_backward
     return StageTime(
         forward=forward,
         backward=backward,
+        gathering=gathering,
         compute=compute * microbatches,
         recompute=redone * microbatches,
         exposed_tp=exposed_tp * microbatches,
@@ -186,9 +184,7 @@ def _synchronous(
     return forward, forward + sum(backward)
 
 
-def _beside(
-    units: Sequence[UnitTime], shared: float, slow_down: SlowDown
-) -> tuple[float, float]:
+def _beside(units: Sequence[UnitTime], shared: float, slow_down: SlowDown) -> tuple[float, float]:
     """Seconds of a forward, and of it with its backward, as FSDP2 runs them on streams.
 
     A unit's gather is issued when the kernels of the unit before it start, that of the first with
