@@ -22,7 +22,7 @@ __all__ = [
     "partial_grad_time",
     "scalar_time",
     "send_times",
-    "tied_time",
+    "tied_times",
 ]
 
 _SCALAR = 8  # bytes: float64
@@ -122,16 +122,17 @@ def optimizer_times(
     return seconds
 
 
-def tied_time(
+def tied_times(
     graph: Graph,
     configuration: Configuration,
     point: ModelPoint,
     cluster: Cluster,
     cut: StageCut,
-) -> float:
-    """Seconds once a step to sum gradients of parameters that two stages hold."""
+) -> list[float]:
+    """Seconds once a step, by stage, to sum gradients of parameters that several stages hold."""
+    seconds = [0.0] * len(cut.ranges)
     if not configuration.pipelined:
-        return 0.0
+        return seconds
     stages_of: Mapping[str, set[int]] = {p.fqn: set() for p in graph.parameters}
     counts: dict[str, int] = {}
     for stage, (first, last) in enumerate(cut.ranges):
@@ -140,10 +141,11 @@ def tied_time(
             for fqn in instance.parameters:
                 stages_of[fqn].add(stage)
     whole = configuration.mesh.group(MeshAxis.PP, cluster.sizes)
-    seconds = 0.0
     for fqn, held in stages_of.items():
         if len(held) > 1:
             size = int(counts[fqn] * configuration.gradient_bytes(dtype_size(graph.dtype)))
             group = whole.of_size(len(held))
-            seconds += _sum_time(size, group, cluster)
+            summing = _sum_time(size, group, cluster)
+            for stage in held:
+                seconds[stage] += summing
     return seconds

@@ -25,21 +25,21 @@ from autoplan.ir.graph import Graph, dtype_size
 from autoplan.ir.hardware import NO_RECOMPUTE_WORK, Cluster
 from autoplan.ir.optimizer import UpdateRule
 from autoplan.schedules import in_flight
-from autoplan.simulate import Messages, simulate_pipeline
+from autoplan.simulate import Gathering, Messages, simulate_pipeline
 from autoplan.solver.between import (
     local_counts,
     optimizer_times,
     partial_grad_time,
     scalar_time,
     send_times,
-    tied_time,
+    tied_times,
 )
 from autoplan.solver.blocks import ModelPoint
 from autoplan.solver.inter import ChainItem, StageCut, cut_stages
 from autoplan.solver.shared import shared_costs
 from autoplan.solver.space import Configuration
 
-__all__ = ["Overflow", "Priced", "StageOutcome", "parameter_time", "price"]
+__all__ = ["Overflow", "Priced", "StageOutcome", "gathering_of", "parameter_time", "price"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +142,15 @@ def price(
     return _finish(
         graph, configuration, point, cluster, cut, blocks.times, times, memories, sends, update
     )
+
+
+def gathering_of(configuration: Configuration) -> Gathering:
+    """When the runtime's program gathers sharded parameters."""
+    if configuration.zero <= 1:
+        return Gathering.NEVER
+    if configuration.pipelined:
+        return Gathering.STEP if configuration.zero == 2 else Gathering.TURN
+    return Gathering.FORWARD if configuration.zero == 2 else Gathering.ACTION
 
 
 def parameter_time(
@@ -358,11 +367,13 @@ def _finish(
 ) -> Priced:
     microbatches = configuration.microbatches
     updates = optimizer_times(graph, configuration, point, cluster, cut, update)
-    tied = tied_time(graph, configuration, point, cluster, cut)
+    tied = tied_times(graph, configuration, point, cluster, cut)
     if configuration.pipelined:
         forward = [time.forward for time in times]
         backward = [time.backward for time in times]
         crossing = [sends[last - 1] for _, last in cut.ranges[:-1]]
+        gathers = [time.gathering for time in times]
+        gathering = gathering_of(configuration) if any(gathers) else Gathering.NEVER
         timeline = simulate_pipeline(
             configuration.schedule,
             forward,
@@ -370,9 +381,17 @@ def _finish(
             crossing,
             microbatches,
             messages=Messages.AWAITED,
+            gather=gathers,
+            gathering=gathering,
         )
         silent = simulate_pipeline(
-            configuration.schedule, forward, backward, [0.0] * len(crossing), microbatches
+            configuration.schedule,
+            forward,
+            backward,
+            [0.0] * len(crossing),
+            microbatches,
+            gather=gathers,
+            gathering=gathering,
         )
         makespan, unsent = timeline.makespan, silent.makespan
         ends = list(timeline.end_of_stage)
@@ -380,7 +399,8 @@ def _finish(
         makespan = unsent = microbatches * (times[0].forward + times[0].backward)
         ends = [makespan]
     finishes = [
-        end + time.tail_dp + time.tail_tp + tied for end, time in zip(ends, times, strict=True)
+        end + time.tail_dp + time.tail_tp + summing
+        for end, time, summing in zip(ends, times, tied, strict=True)
     ]
     # Clipping by the global norm makes every rank wait for the last gradient.
     synced = max(finishes)

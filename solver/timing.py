@@ -17,7 +17,6 @@ from autoplan.ir.plan import MAX_EVENTS
 from autoplan.schedules import ActionKind
 from autoplan.simulate import (
     DataParallel,
-    Gathering,
     Messages,
     Reduction,
     StageCost,
@@ -27,9 +26,9 @@ from autoplan.simulate import (
     UnitCost,
     Work,
 )
-from autoplan.solver.between import optimizer_times, scalar_time, send_times, tied_time
+from autoplan.solver.between import optimizer_times, scalar_time, send_times, tied_times
 from autoplan.solver.inter import StageCut
-from autoplan.solver.pricing import Priced
+from autoplan.solver.pricing import Priced, gathering_of
 from autoplan.solver.shared import shared_costs
 from autoplan.solver.space import Configuration
 
@@ -106,7 +105,7 @@ def step_costs(graph: Graph, priced: Priced, cluster: Cluster, update: UpdateRul
     crossing = [0.0, *(sends[last - 1] for _, last in cut.ranges[:-1]), 0.0]
     shared, _ = shared_costs(graph, cluster)
     units = [_unit(priced, block) for block in priced.block_times]
-    tied = tied_time(graph, configuration, point, cluster, cut)
+    tied = tied_times(graph, configuration, point, cluster, cut)
     updates = optimizer_times(graph, configuration, point, cluster, cut, update)
     scalars = scalar_time(configuration, cluster)
     stages, tails = [], []
@@ -123,7 +122,7 @@ def step_costs(graph: Graph, priced: Priced, cluster: Cluster, update: UpdateRul
         blocks = [priced.block_times[block] for block in classes]
         tails.append(
             Tail(
-                collectives=_once(priced, blocks) + stage.time.tail_tp + tied,
+                collectives=_once(priced, blocks) + stage.time.tail_tp + tied[index],
                 optimizer=updates[index] + scalars,
                 publish=sum(block.data_parallel.publish for block in blocks),
             )
@@ -170,7 +169,7 @@ def _once(priced: Priced, blocks: Sequence[BlockTime]) -> float:
     seconds = 0.0
     if configuration.zero <= 1 or configuration.pipelined:
         seconds += sum(block.data_parallel.pack for block in blocks)
-    if configuration.zero == 2 and configuration.pipelined:
+    if configuration.zero >= 2 and configuration.pipelined:
         seconds += sum(block.data_parallel.unpack for block in blocks)
     if not _reduces_beside(priced):
         seconds += sum(block.data_parallel.reduce for block in blocks)
@@ -184,15 +183,11 @@ def _reduces_beside(priced: Priced) -> bool:
 def _data_parallel(priced: Priced, cluster: Cluster) -> DataParallel:
     """How DDP (ZeRO 0 and 1) or FSDP2 run in the runtime's program."""
     configuration, slow_down = priced.configuration, cluster.accelerator.slow_down
-    gathering, reduction = Gathering.NEVER, Reduction.LAST
-    if configuration.zero >= 2 and configuration.pipelined:
-        gathering = Gathering.STEP if configuration.zero == 2 else Gathering.FORWARD
-        reduction = Reduction.STAGE
-    elif configuration.zero >= 2:
-        gathering = Gathering.FORWARD if configuration.zero == 2 else Gathering.ACTION
-        reduction = Reduction.EACH
+    reduction = Reduction.LAST
+    if configuration.zero >= 2:
+        reduction = Reduction.STAGE if configuration.pipelined else Reduction.EACH
     return DataParallel(
-        gathering=gathering,
+        gathering=gathering_of(configuration),
         reduction=reduction,
         joined=configuration.zero >= 2,
         blocking=configuration.zero >= 2 and cluster.accelerator.synchronous,

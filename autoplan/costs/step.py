@@ -2,14 +2,14 @@
 
 Without a pipeline: microbatches one after another, then what data parallelism cannot hide,
 then the optimizer. With one: the event simulation of the schedule, each stage followed by its
-own tail. FSDP2 gathers and reductions run beside compute and exposed tp; while both run, both
-are slowed down, and what is left of either then goes on at full speed (`ir.overlap`). On a
-synchronous device nothing runs beside those: FSDP2 leaves that to streams, which a host has none
-of.
+own tail. FSDP2 gathers and reductions run beside kernels, unit by unit; while both run, both are
+slowed down, and what is left of either then goes on at full speed. On a synchronous device
+nothing runs beside those: FSDP2 leaves that to streams, which a host has none of.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from autoplan.costs.data_parallel import DataParallelTimes
 from autoplan.ir.buckets import BucketedBlock, exposed_reduction
 from autoplan.ir.hardware import Accelerator
 from autoplan.ir.optimizer import UpdateRule
-from autoplan.ir.overlap import NO_SLOW_DOWN, SlowDown, overlapped_time
+from autoplan.ir.overlap import NO_SLOW_DOWN, SlowDown
 
 __all__ = [
     "BlockTime",
@@ -51,12 +51,14 @@ class StageTime:
     """Seconds of one stage: by microbatch, and once a step after (and before) all of them.
 
     ``forward`` and ``backward`` include everything that delays the pipeline;
+    ``gathering`` is what a pass of a pipeline takes longer that gathers parameters first;
     ``exposed_dp`` is the part of them, for all microbatches, that is data parallelism.
     ``tail_dp`` and ``tail_tp`` run after the last backward.
     """
 
     forward: float
     backward: float
+    gathering: float
     compute: float
     recompute: float
     exposed_tp: float
@@ -94,8 +96,11 @@ def unit_time(block: BlockTime, *, zero: int, pipelined: bool, microbatches: int
         forward, backward = forward + times.unpack, backward + times.pack
         if zero == 3:
             gather_backward, backward = times.gather, backward + times.unpack
-    elif zero == 3:
-        gather_forward, forward = times.gather, forward + times.unpack
+    elif zero >= 2:
+        gather_forward = times.gather
+        if zero == 3:
+            # m + 1 gathers, see `simulate.Gathering.TURN`; the copy of one is in the tail.
+            backward += times.unpack
     return UnitTime(
         forward=forward,
         backward=backward,
@@ -126,12 +131,6 @@ def stage_time(
     ``overlaps`` is `GradientSync.overlaps`, which only ZeRO 0 and 1 can do without;
     ``synchronous`` is that of the `Accelerator`.
     """
-
-    def beside(work: float, network: float) -> float:
-        if synchronous:
-            return work + network
-        return overlapped_time(work, network, slow_down.compute, slow_down.network)
-
     units = [
         unit_time(block, zero=zero, pipelined=pipelined, microbatches=microbatches)
         for block in blocks
@@ -139,34 +138,34 @@ def stage_time(
     redone = sum(b.again for b in blocks)
     compute = shared + sum(u.forward + u.backward for u in units) - redone
     exposed_tp = sum(u.tp_forward + u.tp_backward for u in units)
-    hidden_forward = sum(u.forward + u.tp_forward for u in units)
-    hidden_backward = sum(u.backward + u.tp_backward for u in units)
-    forward = shared + sum(beside(u.forward + u.tp_forward, u.gather_forward) for u in units)
-    backward = sum(beside(u.backward + u.tp_backward, u.gather_backward + u.reduce) for u in units)
-    summed = [
-        BucketedBlock(u.backward + u.tp_backward, b.data_parallel.reduced, b.data_parallel.reduce)
-        for u, b in zip(units, blocks, strict=True)
-    ]
-    exposed = (forward - shared - hidden_forward) + (backward - hidden_backward)
-    tail = 0.0
-    if blocks:
+    alone_forward = shared + sum(u.forward + u.tp_forward for u in units)
+    alone_backward = sum(u.backward + u.tp_backward for u in units)
+    forward, backward = alone_forward, alone_backward
+    gathering = tail = 0.0
+    if zero >= 2 and blocks:
+        fsdp = _synchronous if synchronous else _beside
+        forward, both = fsdp(units, shared, slow_down)
+        backward = both - forward
+    if zero <= 1:
+        summed = [
+            BucketedBlock(
+                u.backward + u.tp_backward, b.data_parallel.reduced, b.data_parallel.reduce
+            )
+            for u, b in zip(units, blocks, strict=True)
+        ]
         reduce = sum(b.data_parallel.reduce for b in blocks)
-        publish = sum(b.data_parallel.publish for b in blocks)
-        if zero <= 1:
-            tail = exposed_reduction(reversed(summed), slow_down) if overlaps else reduce
-            tail += publish
-            tail += sum(b.data_parallel.pack for b in blocks)
-        elif pipelined:
-            gather = sum(b.data_parallel.gather for b in blocks)
-            tail = reduce + sum(b.data_parallel.pack for b in blocks)
-            if zero == 2:
-                tail += beside(hidden_forward, gather) - hidden_forward
-                tail += sum(b.data_parallel.unpack for b in blocks)
-        else:
-            tail = blocks[0].data_parallel.gather + blocks[0].data_parallel.reduce
+        tail = exposed_reduction(reversed(summed), slow_down) if overlaps else reduce
+        tail += sum(b.data_parallel.publish + b.data_parallel.pack for b in blocks)
+    elif pipelined:
+        tail = sum(b.data_parallel.reduce + b.data_parallel.pack for b in blocks)
+        tail += sum(b.data_parallel.unpack for b in blocks)
+        gathering = forward - alone_forward
+        forward = alone_forward
+    exposed = forward - alone_forward + backward - alone_backward
     return StageTime(
         forward=forward,
         backward=backward,
+        gathering=gathering,
         compute=compute * microbatches,
         recompute=redone * microbatches,
         exposed_tp=exposed_tp * microbatches,
@@ -174,6 +173,89 @@ def stage_time(
         tail_dp=tail,
         tail_tp=partial_grad,
     )
+
+
+def _synchronous(
+    units: Sequence[UnitTime], shared: float, slow_down: SlowDown
+) -> tuple[float, float]:
+    """Seconds of a forward, and of it with its backward, if every collective is waited for."""
+    forward = shared + sum(u.forward + u.tp_forward + u.gather_forward for u in units)
+    backward = (u.backward + u.tp_backward + u.gather_backward + u.reduce for u in units)
+    return forward, forward + sum(backward)
+
+
+def _beside(units: Sequence[UnitTime], shared: float, slow_down: SlowDown) -> tuple[float, float]:
+    """Seconds of a forward, and of it with its backward, as FSDP2 runs them on streams.
+
+    A unit's gather is issued when the kernels of the unit before it start, that of the first with
+    the forward; reductions run after kernels. Collectives run in the order of their issue, and
+    the last is waited for.
+    """
+    streams = _Streams(slow_down)
+    gathers = [unit.gather_forward for unit in units]
+    gathers += [unit.gather_backward for unit in reversed(units)]
+    coming = streams.issue(gathers[0])
+    forward = 0.0
+    for index, unit in enumerate((*units, *reversed(units))):
+        streams.wait(coming)
+        if index + 1 < len(gathers):
+            coming = streams.issue(gathers[index + 1])
+        if index < len(units):
+            streams.compute(unit.forward + (0.0 if index else shared))
+            streams.idle(unit.tp_forward)
+            forward = streams.now
+        else:
+            streams.compute(unit.backward)
+            streams.idle(unit.tp_backward)
+            streams.issue(unit.reduce)
+    streams.wait(streams.issued)
+    return forward, streams.now
+
+
+class _Streams:
+    """Kernels at the instant ``now``, and the collectives that have been issued by then."""
+
+    def __init__(self, slow_down: SlowDown) -> None:
+        self.now = 0.0
+        self.issued = 0
+        self._slow_down = slow_down
+        self._left: deque[float] = deque()
+
+    def issue(self, seconds: float) -> int:
+        """Number to wait for; nothing is issued that takes no time."""
+        if not seconds:
+            return 0
+        self._left.append(seconds)
+        self.issued += 1
+        return self.issued
+
+    def wait(self, number: int) -> None:
+        """Let the kernels wait until so many collectives have ended."""
+        while self.issued - len(self._left) < number:
+            self.now += self._left.popleft()
+
+    def idle(self, seconds: float) -> None:
+        """Pass that time without kernels."""
+        self.now += seconds
+        while seconds and self._left:
+            done = min(seconds, self._left[0])
+            seconds -= done
+            self._advance(done)
+
+    def compute(self, seconds: float) -> None:
+        """Run kernels of that many seconds."""
+        compute, network = self._slow_down.compute, self._slow_down.network
+        while seconds and self._left:
+            span = min(seconds * compute, self._left[0] * network)
+            seconds = 0.0 if span == seconds * compute else seconds - span / compute
+            self.now += span
+            self._advance(span / network)
+        self.now += seconds
+
+    def _advance(self, done: float) -> None:
+        self._left[0] -= done
+        if self._left[0] <= 1e-15:
+            self._left.popleft()
 
 
 @dataclass(frozen=True, slots=True)

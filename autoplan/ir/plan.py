@@ -352,7 +352,7 @@ class StepRecord(_Record):
 
     units: tuple[UnitCostRecord, ...]
     stages: tuple[StageCostRecord, ...]
-    gathering: Literal["never", "forward", "step", "action"]
+    gathering: Literal["never", "forward", "step", "turn", "action"]
     reduction: Literal["each", "last", "stage"]
     messages: Literal["beside", "awaited"]
     joined: bool = False

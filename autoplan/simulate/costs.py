@@ -70,6 +70,9 @@ class Gathering(StrEnum):
     """Before their first forward of the step, then kept (ZeRO-2 in a pipeline)."""
     ACTION = "action"
     """Before every action on the unit, one unit ahead (ZeRO-3)."""
+    TURN = "turn"
+    """Before every action except after a backward, which leaves them gathered (ZeRO-3 in torch's
+    schedules of one stage a rank: ``m + 1`` gathers for m microbatches)."""
     WINDOW = "window"
     """By stages, while among the next few that the rank works on (torch's pipeline runtime)."""
 
@@ -162,8 +165,9 @@ def stage_of_times(
     backward_input: float | None = None,
     send_output: float = 0.0,
     send_gradient: float = 0.0,
+    gather: float = 0.0,
 ) -> StageCost:
-    """Stage of one unit with nothing to gather: seconds of a forward and of a full backward.
+    """Stage of one unit: seconds of a forward, of a full backward, and to gather parameters.
 
     ``backward_input`` is the part of the backward that gives the input's gradient; half if not
     given, which holds for matrix products.
@@ -176,5 +180,7 @@ def stage_of_times(
         ActionKind.BACKWARD_WEIGHT: Work(backward - first),
     }
     return StageCost(
-        units=(UnitCost(work=work),), send_output=send_output, send_gradient=send_gradient
+        units=(UnitCost(work=work, gather=gather),),
+        send_output=send_output,
+        send_gradient=send_gradient,
     )

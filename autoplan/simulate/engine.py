@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from autoplan.schedules import Action, ActionKind
-from autoplan.simulate.costs import DataParallel, Gathering
+from autoplan.simulate.costs import DataParallel, Gathering, Reduction
 from autoplan.simulate.program import Job, Message
 from autoplan.simulate.segments import Segment
 from autoplan.simulate.streams import Collective, SlowedStreams, Streams, UnslowedStreams
@@ -81,6 +81,7 @@ class RankRun:
         self.end = 0.0
         self.end_of_stage: dict[int, float] = {}
         self._joined, self._blocking = data.joined, data.blocking
+        self._reduction = data.reduction  # a whole stage's follows what it sends
         self._streams = _streams(rank, data, records)
         self._gathers = _Gathers(jobs, data, self._streams)
 
@@ -119,7 +120,7 @@ class RankRun:
                     streams.issue(
                         Collective(segment.reduce, free, "reduce after", action, segment.unit)
                     )
-                    if self._blocking:
+                    if self._blocking and self._reduction is not Reduction.STAGE:
                         free = self._reduced(free)
             self.end_of_stage[action.stage] = free
         self.free = free

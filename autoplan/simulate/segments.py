@@ -35,6 +35,7 @@ class Segments:
         self._data = data
         self._left: Counter[int] = Counter({s: microbatches for s in range(len(stages))})
         self._gathered: set[int] = set()
+        self._turned: set[int] = set()
         self._made: dict[tuple[int, ActionKind, bool, bool], tuple[Segment, ...]] = {}
 
     def of(self, action: Action) -> tuple[Segment, ...]:
@@ -47,6 +48,9 @@ class Segments:
         if gathering is Gathering.STEP and stage not in self._gathered:
             self._gathered.add(stage)
             gather = True
+        if gathering is Gathering.TURN:
+            gather = stage not in self._turned
+            (self._turned.discard if kind is ActionKind.FORWARD else self._turned.add)(stage)
         reduce = False
         if kind is ActionKind.BACKWARD or kind is ActionKind.BACKWARD_WEIGHT:
             self._left[stage] -= 1

@@ -28,7 +28,7 @@ from autoplan.ir.mesh import Group, spread
 from autoplan.ir.placement import CollectiveKind, Shard, shard_shape
 from autoplan.ir.strategy import OpStrategy
 from autoplan.simulate import simulate_pipeline
-from autoplan.solver.between import send_times, tied_time
+from autoplan.solver.between import send_times, tied_times
 from autoplan.solver.inter import StageCut
 from autoplan.solver.pricing import Priced
 from benchmarks.accuracy.rows import Skip
@@ -143,11 +143,11 @@ def interleaved_time(
         configuration.microbatches,
         ranks=ranks,
     )
-    tied = tied_time(graph, configuration, point, cluster, cut)
+    tied = tied_times(graph, configuration, point, cluster, cut)
     ends = [max(timeline.end_of_stage[rank::ranks]) for rank in range(ranks)]
     finishes = [
-        end + stage.time.tail_dp + stage.time.tail_tp + tied
-        for end, stage in zip(ends, priced.stages, strict=True)
+        end + stage.time.tail_dp + stage.time.tail_tp + summing
+        for end, stage, summing in zip(ends, priced.stages, tied, strict=True)
     ]
     return max(finishes) + priced.optimizer
 

@@ -55,7 +55,11 @@ def searcher(small_model: Captured) -> Searcher:
 @pytest.fixture(scope="module")
 def priced(searcher: Searcher) -> list[Priced]:
     """Every configuration of the space that fits."""
-    everything = configurations(ranks=4, global_batch=8, max_stages=5, pins=Pins({}))
+    everything = [
+        configuration
+        for pins in ({}, {"zero": "3", "pp": "2"})
+        for configuration in configurations(ranks=4, global_batch=8, max_stages=5, pins=Pins(pins))
+    ]
     results = [searcher.result(configuration) for configuration in everything]
     return [result for result in results if isinstance(result, Priced)]
 
@@ -101,7 +105,14 @@ def test_simulation_is_above_the_bound_and_near_the_closed_form(
         seconds = simulator.timed(one).step_time
         bound = searcher.bound(one.configuration, BoundLevel.PROGRAM)
         assert bound <= seconds * (1 + 1e-9), one.configuration.label()
-        assert seconds == pytest.approx(one.step_time, rel=timing._CLOSE / 2)
+        zero = one.configuration.zero
+        # Equal for FSDP2, but for ZeRO 3 in a pipeline, which only a pin asks for.
+        within = (
+            1e-12
+            if zero == 2 or (zero == 3 and not one.configuration.pipelined)
+            else timing._CLOSE / 2
+        )
+        assert seconds == pytest.approx(one.step_time, rel=within)
 
 
 def test_fastest_is_so_by_simulation(searcher: Searcher, priced: list[Priced]) -> None:

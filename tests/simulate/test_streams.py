@@ -9,7 +9,7 @@ import pytest
 
 from autoplan.errors import UsageError
 from autoplan.ir.overlap import overlapped_time
-from autoplan.schedules import ActionKind, Overlapped, order
+from autoplan.schedules import ActionKind, Overlapped, Step, order
 from autoplan.simulate import (
     COMPUTE,
     DATA,
@@ -216,6 +216,34 @@ def test_streams_do_their_work_at_the_speed_of_the_moment(schedule: str) -> None
             assert issued == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
+def _turns(steps: list[Step]) -> list[int]:
+    """Stages of the actions that do not come after a backward of the stage."""
+    found = []
+    before: dict[int, ActionKind] = {}
+    for step in steps:
+        if before.get(step.stage, F) is F:
+            found.append(step.stage)
+        before[step.stage] = step.kind
+    return found
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("microbatches", [1, 2, 4, 8])
+def test_gathers_at_turns_are_those_counted_in_torch(schedule: str, microbatches: int) -> None:
+    """``m + 1`` of each unit: 12 and 20 of 4 units at m = 2 and 4, as torch's profiler counts."""
+    units = (unit(1.0, 2.0, gather=0.25),) * 4
+    timeline = simulate_step(
+        schedule,
+        [StageCost(units=units)] * 2,
+        ranks=2,
+        microbatches=microbatches,
+        data=DataParallel(gathering=Gathering.TURN, joined=True),
+    )
+    for rank in range(2):
+        gathers = [e for e in timeline.events if (e.rank, e.stream) == (rank, DATA)]
+        assert len(gathers) == 4 * (microbatches + 1)
+
+
 def _collective_seconds(
     schedule: str, rank: int, stages: list[StageCost], data: DataParallel
 ) -> float:
@@ -227,6 +255,7 @@ def _collective_seconds(
         Gathering.NEVER: [],
         Gathering.STEP: sorted({step.stage for step in steps}),
         Gathering.FORWARD: [step.stage for step in steps if step.kind is F],
+        Gathering.TURN: _turns(steps),
         Gathering.ACTION: [step.stage for step in steps],
         Gathering.WINDOW: [stage for stages in windows(steps, data.window) for stage in stages],
     }[data.gathering]
