@@ -14,15 +14,15 @@ from autoplan.costs.expert_steps import expert_steps
 from autoplan.costs.experts import local_experts
 from autoplan.costs.passes import Held, Step, Storage, Walk
 from autoplan.costs.terms import produced_placements, required_states
+from autoplan.costs.workspace import FUSED_LOSSES, is_class_shard, workspace
 from autoplan.ir.experts import EXPERTS
-from autoplan.ir.graph import BlockClass, Op, TensorKind, dtype_size
+from autoplan.ir.graph import BlockClass, Op, TensorKind
 from autoplan.ir.placement import Placement, Replicate, Shard, conversion
 from autoplan.ir.recompute import Recompute, is_kept
 from autoplan.ir.strategy import OpStrategy
 
 __all__ = ["Liveness", "liveness"]
 
-_FUSED_LOSSES = ("aten.cross_entropy_loss.default",)
 _HELD_ELSEWHERE = (
     TensorKind.PARAMETER,
     TensorKind.BUFFER,
@@ -137,16 +137,11 @@ def liveness(
         saved = {by_name[name] for name in op.saved if name in by_name}
         extra = local_extra(op, block, strategy, ranks)
         kept_extra = extra if is_kept(op) else 0
-        workspace = (0, 0)
-        if op.target in _FUSED_LOSSES:
-            if _class_shard(strategy):
-                # The runtime's loss keeps the scores themselves, not their logarithms.
-                saved.add(reads[0])
-                extra = 0
-                workspace = _class_shard_workspace(storages.size[reads[0]], op, block)
-            else:
-                # The scores' logarithms (kept) have a gradient beside that of the scores.
-                workspace = (0, storages.size[reads[0]])
+        if op.target in FUSED_LOSSES and is_class_shard(strategy):
+            # The runtime's loss keeps the scores themselves, not their logarithms.
+            saved.add(reads[0])
+            extra = 0
+        inside_forward, inside_backward = workspace(op, block, strategy, ranks)
         if is_kept(op):
             products.update(writes)
         learns = any(block.tensor(name).requires_grad for name in op.outputs)
@@ -157,8 +152,8 @@ def liveness(
                 saved=frozenset(saved),
                 extra=extra,
                 kept_extra=kept_extra,
-                forward=workspace[0],
-                backward=workspace[1],
+                forward=inside_forward,
+                backward=inside_backward,
                 gradients=_gradients(op, block, reads, writes) if learns else (),
                 weights=tuple(name for name in op.inputs if name in weights),
             )
@@ -192,23 +187,6 @@ def _gradients(
         key for name, key in zip(op.inputs, reads, strict=True) if block.tensor(name).requires_grad
     )
     return (*writes, *read)
-
-
-def _class_shard(strategy: OpStrategy) -> bool:
-    return isinstance(strategy.inputs[0], Shard) and strategy.inputs[0].dim == 1
-
-
-def _class_shard_workspace(scores: int, op: Op, block: BlockClass) -> tuple[int, int]:
-    """Bytes inside the loss of ``scores`` bytes by classes: float32 copies, in both passes.
-
-    Forward shifts the scores; backward's one copy becomes the gradient. Other scores than
-    float32 are converted first, and that copy exists beside the other.
-    """
-    itemsize = dtype_size(block.tensor(op.inputs[0]).dtype)
-    if itemsize >= 4:
-        return scores, 0
-    wide = scores * 4 // itemsize
-    return 2 * wide, 2 * wide - scores
 
 
 def _weights(block: BlockClass, produced: Mapping[str, Placement], ranks: int) -> dict[str, int]:

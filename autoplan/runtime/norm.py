@@ -79,11 +79,13 @@ class _Normalise(torch.autograd.Function):
         wide = x.to(torch.promote_types(x.dtype, torch.float32)).reshape(form.view)
         mean, var = _moments(wide, form, axis)
         inverse = (var + form.eps).rsqrt()
-        result = ((wide - mean) * inverse).reshape(x.shape)
+        result = wide - mean
+        del wide
+        result = result.mul_(inverse).reshape(x.shape)
         if weight is not None:
-            result = result * weight.reshape(form.affine)
+            result *= weight.reshape(form.affine)
         if bias is not None:
-            result = result + bias.reshape(form.affine)
+            result += bias.reshape(form.affine)
         ctx.save_for_backward(x, weight, mean, inverse)
         ctx.bias = None if bias is None else (bias.shape, bias.dtype)
         ctx.form, ctx.axis = form, axis
@@ -96,25 +98,38 @@ class _Normalise(torch.autograd.Function):
         x, weight, mean, inverse = ctx.saved_tensors
         form: _Form = ctx.form
         wide = grad.to(mean.dtype)
-        normal = (x.to(mean.dtype).reshape(form.view) - mean) * inverse
+        normal = x.to(mean.dtype).reshape(form.view) - mean
+        normal *= inverse
+        # Of the size of the input, only this one besides lives at a time: it ends as the result.
+        other = wide * normal.reshape(x.shape)
         of_weight = of_bias = of_x = None
         if weight is not None and ctx.needs_input_grad[1]:
-            product = wide * normal.reshape(x.shape)
-            of_weight = product.sum_to_size(form.affine).reshape(weight.shape).to(weight.dtype)
+            of_weight = other.sum_to_size(form.affine).reshape(weight.shape).to(weight.dtype)
         if ctx.bias is not None and ctx.needs_input_grad[2]:
             shape, dtype = ctx.bias
             of_bias = wide.sum_to_size(form.affine).reshape(shape).to(dtype)
         if ctx.needs_input_grad[0]:
-            scaled = wide if weight is None else wide * weight.reshape(form.affine)
-            scaled = scaled.reshape(form.view)
+            scale = None if weight is None else weight.reshape(form.affine).to(mean.dtype)
+            if scale is not None:
+                other *= scale
             count = math.prod(form.view[dim] for dim in form.over) * ctx.axis.size
-            sums = [(scaled * normal).sum(form.over, keepdim=True)]
+            sums = [other.reshape(form.view).sum(form.over, keepdim=True)]
+            if scale is not None:
+                torch.mul(wide, scale, out=other)
+            else:
+                other.copy_(wide)
+            del wide
+            scaled = other.reshape(form.view)
             if form.centred:
                 sums.append(scaled.sum(form.over, keepdim=True))
             total = reduce_in_place(torch.stack(sums), ctx.axis) / count
             if form.centred:
-                scaled = scaled - total[1]
-            of_x = ((scaled - normal * total[0]) * inverse).reshape(x.shape).to(x.dtype)
+                scaled -= total[1]
+            normal *= total[0]
+            scaled -= normal
+            del normal
+            scaled *= inverse
+            of_x = scaled.reshape(x.shape).to(x.dtype)
         return of_x, of_weight, of_bias, None, None
 
 

@@ -212,6 +212,7 @@ class _Convolution(torch.autograd.Function):
             grad, window, weight, ctx.bias_size, stride, padding, dilation, False,
             [0] * len(stride), groups, wanted,
         )  # fmt: skip
+        del window
         of_x = None
         if wanted[0] and _exchanges(halo):
             of_x = halo.give_back(of_window, padded=True)
