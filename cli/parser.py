@@ -49,6 +49,7 @@ examples:
 PROFILE_EXAMPLES = """\
 examples:
   autoplan profile --cluster cpu:2 -o cpu.json
+  autoplan profile gpt2-xl --device cuda --global-batch 64 --dtype bf16 -o gpus.json
   autoplan profile gpt2 --cluster cpu:2 --global-batch 8 --seq-len 128 -o cpu.json
   autoplan solve gpt2 --cluster cpu:2 --global-batch 8 --seq-len 128 --profile cpu.json
 
@@ -61,7 +62,7 @@ COMMANDS = {
     "check": "validate a plan file again, without solver or torch",
     "emit": "write the program of a plan",
     "verify": "run a program on CPU ranks and compare with the unsharded model",
-    "profile": "measure this machine's CPU, a model's operators on it, or a data loader",
+    "profile": "measure this machine's CPU or GPUs, a model's operators on them, or a data loader",
     "calibrate": "correct predictions by the step log of a run",
     "hardware": "list the accelerators of the catalogue, or show one with its sources",
     "env": "print versions and settings for a bug report",
@@ -355,8 +356,16 @@ def _profile(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="also measure the operators that plans for this model run",
     )
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--cluster", metavar="cpu:N", help="ranks to measure")
+    parser.add_argument(
+        "--device",
+        type=_one_of("cpu", "cuda"),
+        metavar="{cpu,cuda}",
+        help="what to measure (default: that of --cluster); cuda alone: every GPU here",
+    )
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--cluster", metavar="SPEC", help="ranks to measure on this machine: cpu:2, 8xh100"
+    )
     what.add_argument(
         "--loader",
         metavar="FILE.py:FACTORY",

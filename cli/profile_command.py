@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -24,28 +23,23 @@ _NOISY = 0.25  # relative spread beyond which a timing is told to be noisy
 
 
 def run(args: argparse.Namespace) -> Outcome:
-    """Measure ``cpu:N`` and, with a model, its operators, or a loader; write the file."""
+    """Measure this machine and, with a model, its operators, or a loader; write the file."""
     if args.loader is not None:
         return _loader(args)
     if args.workers is not None:
         raise UsageError("--workers is of a loader", hint="give --loader file.py:factory too")
-    match = re.fullmatch(r"cpu:([1-9]\d{0,2})", args.cluster)
-    if match is None:
-        raise UsageError(
-            f"--cluster {args.cluster}: only this machine's CPU can be measured so far",
-            hint="write cpu:2 for two ranks; accelerators come from the catalogue "
-            "(autoplan hardware)",
-        )
+    kind, ranks = _device(args)
     output: Path = args.output
     _require_writable(output)
     _require_sizes(args)
 
     from autoplan.profiler.run import journal_path, measure_operators, read_journal
-    from autoplan.profiles.measure import measure_cpu, write_profile
-    from autoplan.profiles.measure.run import this_machine
+    from autoplan.profiles.measure import measure_machine, this_machine, write_profile
 
-    _require_degrees(args.tp or (), int(match[1]))
-    machine = this_machine(int(match[1]))
+    _require_degrees(args.tp or (), ranks)
+    machine = this_machine(ranks, kind)
+    cluster = args.cluster or f"{ranks}x{machine.device.lower()}"
+    _require_cluster(cluster, machine)
     progress = Progress(quiet=args.quiet, verbose=args.verbose > 0)
     journal = journal_path(output)
     profile = None if args.fresh else _known(output, machine)
@@ -55,7 +49,7 @@ def run(args: argparse.Namespace) -> Outcome:
         if args.fresh:
             journal.unlink(missing_ok=True)
         if profile is None:
-            profile = measure_cpu(machine.ranks, progress, quick=args.quick)
+            profile = measure_machine(machine, progress, quick=args.quick)
             write_profile(profile, output)
         known = {timing.signature for timing in profile.operators}
         missing = [target for target in targets if target.signature not in known]
@@ -76,7 +70,7 @@ def run(args: argparse.Namespace) -> Outcome:
         lines += _operator_lines(profile, targets, measured)
     what = args.model or "MODEL"
     lines.append(
-        f"next: autoplan solve {what} --cluster {args.cluster} --profile {output} --global-batch "
+        f"next: autoplan solve {what} --cluster {cluster} --profile {output} --global-batch "
         f"{args.global_batch or 'N'}"
     )
 
@@ -86,9 +80,56 @@ def run(args: argparse.Namespace) -> Outcome:
     return Outcome(document=document, render=render)
 
 
+def _device(args: argparse.Namespace) -> tuple[str, int]:
+    """Kind of device to measure, and ranks: those of ``--cluster``, else every GPU."""
+    if args.cluster is None:
+        if args.device is None:
+            raise UsageError(
+                "what to measure is not said",
+                hint="give --device cuda, --cluster cpu:2, or --loader file.py:factory",
+            )
+        if args.device == "cpu":
+            raise UsageError(
+                "--device cpu: how many ranks share the CPU is not said",
+                hint="give --cluster cpu:2 for two",
+            )
+        from autoplan.profiles.measure.cuda import count_devices
+
+        return "cuda", count_devices()
+    from autoplan.profiles.cluster import load_cluster
+
+    cluster = load_cluster(args.cluster)
+    if cluster.nodes > 1:
+        raise UsageError(
+            f"--cluster {args.cluster}: has {cluster.nodes} nodes, and one machine is measured",
+            hint="leave the nodes out; between them the catalogue's network counts",
+        )
+    kind = "cpu" if cluster.accelerator.name == "cpu" else "cuda"
+    if args.device not in (None, kind):
+        raise UsageError(
+            f"--device {args.device}: --cluster {args.cluster} is of {cluster.accelerator.name}",
+            hint=f"leave --device out, or --cluster: --device {kind} goes with it",
+        )
+    return kind, cluster.ranks_per_node
+
+
+def _require_cluster(spec: str, machine: Machine) -> None:
+    """Refuse to measure one device for a cluster of another."""
+    from autoplan.profiles.cluster import load_cluster
+
+    wanted = load_cluster(spec).accelerator.name
+    if wanted != machine.device:
+        raise UsageError(
+            f"--cluster {spec}: is of {wanted}, this machine has {machine.name} ({machine.device})",
+            hint=f"write {machine.ranks}x{machine.device.lower()}",
+        )
+
+
 def _loader(args: argparse.Namespace) -> Outcome:
     if args.model:
         raise UsageError("--loader measures a loader alone", hint=f"leave {args.model} out")
+    if args.device:
+        raise UsageError("--loader runs on the CPU alone", hint="leave --device out")
     output: Path = args.output
     _require_writable(output)
 

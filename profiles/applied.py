@@ -195,6 +195,8 @@ def profile_notes(profile: MeasuredProfile, name: str) -> tuple[str, ...]:
             f"{name}: {len(slow)} of {len(timings)} timings fell into a slow spell of the "
             f"machine, most {what}: a reference kernel took {pace:.2f} times its best"
         )
+    if profile.out_of_memory:
+        notes.append(f"{name}: out of memory, not timed: {', '.join(profile.out_of_memory)}")
     installed = _installed_torch()
     if installed and installed != profile.torch.split("+")[0]:
         notes.append(

@@ -25,6 +25,7 @@ from autoplan.profiles.schema import (
 
 __all__ = [
     "accelerator_file",
+    "accelerator_of",
     "find_accelerator",
     "find_link",
     "hardware_files",
@@ -90,6 +91,20 @@ def accelerator_file(name: str) -> AcceleratorFile:
         hint=f"{guess}known: {', '.join(_canonical(file.name) for file in _accelerators())}; "
         "for another one, write a cluster file with its figures",
         details={"accelerator": name, "near": list(near)},
+    )
+
+
+def accelerator_of(device_name: str) -> AcceleratorFile:
+    """Catalogue file of what a driver calls a device; `UsageError` where none has that name."""
+    wanted = _canonical(device_name)
+    for file in _accelerators():
+        if wanted in map(_canonical, file.device_names):
+            return file
+    known = ", ".join(name for file in _accelerators() for name in file.device_names)
+    raise UsageError(
+        f"no accelerator of the catalogue is called {device_name!r} by its driver",
+        hint=f"known: {known}; for another one, give its file in profiles/hardware that name",
+        details={"device_name": device_name},
     )
 
 

@@ -206,10 +206,12 @@ class MeasuredProfile(Record):
     ranks: Count
     threads_per_rank: Count
     hosts: Count = 1
+    driver: str = ""
     torch: str
     date: str
     memory: Annotated[ByteCount, Field(gt=0)]
     kernel_latency: Seconds
+    dispatch_latency: Seconds | None = None
     matmul: Annotated[tuple[MatmulTiming, ...], Field(min_length=1)]
     copies: Annotated[tuple[CopyTiming, ...], Field(min_length=1)]
     attention: AttentionTiming
@@ -221,6 +223,7 @@ class MeasuredProfile(Record):
     units: tuple[UnitTiming, ...] = ()
     recompute: tuple[RecomputeTiming, ...] = ()
     operators: tuple[OperatorTiming, ...] = ()
+    out_of_memory: tuple[str, ...] = ()
 
     @model_validator(mode="before")
     @classmethod
@@ -262,9 +265,10 @@ class MeasuredProfile(Record):
 
 def describe(profile: MeasuredProfile) -> str:
     """When, where and with what a profile was measured."""
+    driver = f"driver {profile.driver}, " if profile.driver else ""
     return (
         f"measured {profile.date} on {profile.device_name}, {profile.ranks} ranks of "
-        f"{profile.threads_per_rank} threads at once, torch {profile.torch}"
+        f"{profile.threads_per_rank} threads at once, {driver}torch {profile.torch}"
     )
 
 
@@ -278,8 +282,9 @@ def load_profile(path: Path) -> MeasuredProfile:
 def measured_accelerator(profile: MeasuredProfile, base: Accelerator) -> Accelerator:
     """``base`` with the profile's numbers, labelled measured.
 
-    Peaks are the best rates seen. The matmul curve is that of float32, for all types. The
-    latency of a small op is taken off before efficiencies are formed, since costs add it.
+    Peaks are the best rates seen. The matmul curve is that of one type, for all: float32 on a
+    CPU, on an accelerator the faster type of 16 bits. The latency of a small op is taken off
+    before efficiencies are formed, since costs add it.
     """
     latency = profile.kernel_latency
 
@@ -289,10 +294,14 @@ def measured_accelerator(profile: MeasuredProfile, base: Accelerator) -> Acceler
     peaks: dict[str, float] = {}
     for point in profile.matmul:
         peaks[point.dtype] = max(peaks.get(point.dtype, 0.0), point.flop / point.time)
-    float32 = {
-        float(point.flop): min(1.0, point.flop / net(point.time) / peaks["float32"])
+    halves = [dtype for dtype in ("bfloat16", "float16") if dtype in peaks]
+    curve_of = "float32"
+    if halves and not base.synchronous:
+        curve_of = max(halves, key=peaks.__getitem__)
+    rates = {
+        float(point.flop): min(1.0, point.flop / net(point.time) / peaks[curve_of])
         for point in profile.matmul
-        if point.dtype == "float32"
+        if point.dtype == curve_of
     }
     bandwidth = max(p.moved / p.time for p in (*profile.copies, *profile.updates))
     copies = {
@@ -315,6 +324,7 @@ def measured_accelerator(profile: MeasuredProfile, base: Accelerator) -> Acceler
         "memory_efficiency",
         *(("update_efficiency",) if updates else ()),
         "kernel_latency",
+        *(("dispatch_latency",) if profile.dispatch_latency else ()),
         *(("compute_slow_down", "network_slow_down") if profile.overlap else ()),
         *(("recompute",) if profile.recompute else ()),
     )
@@ -326,12 +336,13 @@ def measured_accelerator(profile: MeasuredProfile, base: Accelerator) -> Acceler
             *peaks.items(),
             *((dtype, rate) for dtype, rate in base.matmul_peak if dtype not in peaks),
         ),
-        matmul_efficiency=Curve(tuple(sorted(float32.items()))),
+        matmul_efficiency=Curve(tuple(sorted(rates.items()))),
         attention_efficiency=min(1.0, attention.flop / net(attention.time) / attention_peak),
         memory_bandwidth=bandwidth,
         memory_efficiency=Curve(tuple(sorted(copies.items()))),
         update_efficiency=Curve(tuple(sorted(updates.items()))) if updates else None,
         kernel_latency=latency,
+        dispatch_latency=profile.dispatch_latency or base.dispatch_latency,
         operators=measured_operators(profile),
         recompute={
             timing.level: RecomputeWork(

@@ -160,12 +160,16 @@ class EfficiencyCurve(Record):
 
 
 class AcceleratorFile(Record):
-    """One accelerator: figures of one rank, and the node it usually sits in."""
+    """One accelerator: figures of one rank, and the node it usually sits in.
+
+    ``device_names`` are what its driver calls it.
+    """
 
     schema_version: Literal[1]
     kind: Literal["accelerator"]
     name: str
     aliases: tuple[str, ...]
+    device_names: tuple[str, ...] = ()
     memory: Figure[ByteCount]
     reserved: Figure[ByteCount]
     fragmentation: Figure[Annotated[float, Field(ge=0, lt=1)]]

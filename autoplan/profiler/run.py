@@ -114,6 +114,7 @@ def _measure(
     task.write_text(
         json.dumps(
             {
+                "device": machine.kind,
                 "ranks": machine.ranks,
                 "threads": machine.threads,
                 "budget": budget,

@@ -27,6 +27,7 @@ from torch import Tensor
 from autoplan.profiler.clock import Stopwatch
 from autoplan.profiler.operator import Operands, Operator
 from autoplan.profiler.silence import silent_collectives
+from autoplan.profiles.measure.device import Device, open_device
 from autoplan.profiles.measure.start import start_rank
 
 __all__ = ["Timing", "main", "measure"]
@@ -34,9 +35,7 @@ __all__ = ["Timing", "main", "measure"]
 _MOST_SETS = 64
 _LEAST_ROUNDS = 3
 _MOST_ROUNDS = 50
-_NO_MEMORY = "can't allocate memory"  # of the CPU allocator, which has no error of its own
 _HELD = 2**27  # bytes of operands and results that all sets may hold together
-_PASSED = 2**20  # float32 elements passed over between runs, more than a core's own caches hold
 
 Timing = dict[str, Any]
 
@@ -46,31 +45,46 @@ def main(argv: list[str]) -> None:
     task = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
     rank, ranks = int(argv[1]), int(task["ranks"])
     threads = int(task["threads"])
-    start_rank(rank, ranks, threads=threads, store=argv[2], timeout=timedelta(minutes=10))
-    device = torch.device("cpu")
+    device = open_device(str(task["device"]), rank)
+    start_rank(rank, ranks, device, threads=threads, store=argv[2], timeout=timedelta(minutes=10))
     with Path(task["journal"]).open("a", encoding="utf-8") as journal:
         for index, record in enumerate(task["targets"]):
-            timing = _shared(_timing(record, device, float(task["budget"])), ranks)
+            timing = _timing(record, device, float(task["budget"]))
+            broken = "failure" in timing and _broken(device)
+            if not broken:
+                timing = _shared(timing, ranks)
             if rank == 0:
                 journal.write(json.dumps(timing) + "\n")
                 journal.flush()
                 print(index + 1, flush=True)
+            if broken:
+                sys.exit(f"{timing['failure']}: the device is of no use to this process any more")
     if ranks > 1:
         dist.destroy_process_group()
 
 
-def _timing(record: dict[str, Any], device: torch.device, budget: float) -> Timing:
+def _broken(device: Device) -> bool:
+    """Whether a kernel that failed, as by an index out of range, took the device with it."""
     try:
-        return measure(Operator(record, device), device, budget)
+        device.wait()
+    except RuntimeError:
+        return True
+    return False
+
+
+def _timing(record: dict[str, Any], device: Device, budget: float) -> Timing:
+    try:
+        return measure(Operator(record, device.place), device, budget)
     except Exception as error:
         # Whatever an operator raises is the finding; the ranks must stay together.
-        if isinstance(error, MemoryError | torch.OutOfMemoryError) or _NO_MEMORY in str(error):
-            return {"signature": record["signature"], "failure": "out of memory"}
         reason = (str(error).splitlines() or [""])[0]
-        return {
-            "signature": record["signature"],
-            "failure": f"{type(error).__name__}: {reason}"[:200],
-        }
+        failure = f"{type(error).__name__}: {reason}"[:200]
+        if device.is_out_of_memory(error):
+            failure = "out of memory"
+    # Not in the handler: there the error's frames still hold the tensors.
+    if failure == "out of memory":
+        device.recover()
+    return {"signature": record["signature"], "failure": failure}
 
 
 def _shared(timing: Timing, ranks: int) -> Timing:
@@ -91,13 +105,12 @@ def _shared(timing: Timing, ranks: int) -> Timing:
     }
 
 
-def measure(operator: Operator, device: torch.device, budget: float) -> Timing:
+def measure(operator: Operator, device: Device, budget: float) -> Timing:
     """Median seconds of forward and backward, and the spread of their sum, within a budget."""
-    watch = Stopwatch()
+    watch = Stopwatch(device)
     with silent_collectives(watch.exclude):
         started = time.perf_counter()
-        passed = torch.zeros(_PASSED, device=device)
-        empty = _empty_backward(watch, passed)
+        empty = _empty_backward(watch)
         held = _bytes(operator, watch)
         once = time.perf_counter() - started
         sets = max(1, min(_MOST_SETS, _HELD // max(1, held)))
@@ -110,7 +123,7 @@ def measure(operator: Operator, device: torch.device, budget: float) -> Timing:
         while rounds < _LEAST_ROUNDS or (
             time.perf_counter() - started < budget and rounds < _MOST_ROUNDS
         ):
-            timed = _round(operator, operands, passed, watch)
+            timed = _round(operator, operands, watch)
             if rounds or budget < once:  # the first warms up
                 forwards += [forward for forward, _ in timed]
                 backwards += [max(0.0, backward - empty) for _, backward in timed]
@@ -136,25 +149,26 @@ def _bytes(operator: Operator, watch: Stopwatch) -> int:
     return sum(x.numel() * x.element_size() for x in (*operands, *results))
 
 
-def _empty_backward(watch: Stopwatch, passed: Tensor) -> float:
+def _empty_backward(watch: Stopwatch) -> float:
     """Seconds that torch takes to start a backward, which a step does once."""
-    x = torch.ones(8, device=passed.device, requires_grad=True)
-    seed = [torch.ones(8, device=passed.device)]
+    place = watch.device.place
+    x = torch.ones(8, device=place, requires_grad=True)
+    seed = [torch.ones(8, device=place)]
     times = []
     for _ in range(21):
-        passed.add_(1)
+        _others(watch)
         times.append(_backward([Operator.unkept([x])[0]], seed, watch))
     return statistics.median(times)
 
 
 def _round(
-    operator: Operator, operands: list[Operands], passed: Tensor, watch: Stopwatch
+    operator: Operator, operands: list[Operands], watch: Stopwatch
 ) -> list[tuple[float, float]]:
     """Seconds of forward and backward of each set."""
     forwards: list[float] = []
     held: list[list[Tensor]] = []
     for one in operands:
-        passed.add_(1)
+        _others(watch)
         for x in operator.computed(one):
             _touch(x)
         inputs = Operator.unkept(one)
@@ -165,11 +179,17 @@ def _round(
     backwards: list[float] = []
     seeds = _seeds(held[0])
     while held:
-        passed.add_(1)
+        _others(watch)
         for x in seeds:
             _touch(x)
         backwards.append(_backward(held.pop(), seeds, watch))
     return list(zip(forwards, reversed(backwards), strict=True))
+
+
+def _others(watch: Stopwatch) -> None:
+    """What the other operators of a step do to the caches, and to the device's queue."""
+    watch.device.flush()
+    watch.device.lead(watch.host)
 
 
 def _run(operator: Operator, inputs: Operands, made: list[list[Tensor]]) -> Callable[[], None]:

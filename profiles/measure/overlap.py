@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
+from autoplan.profiles.measure.device import Device, timed
 from autoplan.profiles.measure.steady import Sample, measure_steadily, sample_of
 
 __all__ = ["measure_overlap"]
 
 _REPEATS = 9
-_PART = 128  # rows of one matmul: short against the collective
+_PART = {"cpu": 128, "cuda": 2048}  # rows of one matmul: short against the collective
 
 
 class _Streams:
-    """Matmuls on this thread, and all_reduces on gloo's."""
+    """Matmuls on this thread or stream, and all_reduces on those of the process group."""
 
-    def __init__(self, payload: int) -> None:
-        self._x = torch.randn(_PART, _PART)
-        self._sent = torch.zeros(payload // 4)
+    def __init__(self, device: Device, payload: int) -> None:
+        self._device = device
+        rows = _PART[device.kind]
+        self._x = torch.randn(rows, rows, device=device.place).to(device.usual)
+        self._sent = torch.zeros(payload // 4, device=device.place)
         self._matmuls = 1
 
     def compute(self) -> None:
@@ -34,46 +36,42 @@ class _Streams:
     def balance(self, seconds: float, together: Callable[..., list[float]]) -> None:
         """Make the matmuls take about that long."""
         self._matmuls = 200
-        (taken,) = together(_time(self.compute))
+        (taken,) = together(timed(self._device, self.compute))
         self._matmuls = max(1, round(200 * seconds / taken))
 
     def compute_beside(self) -> float:
         """Seconds of the matmuls while collectives never stop: one more waits all the time."""
         works = [dist.all_reduce(self._sent, async_op=True) for _ in range(4)]
-        seconds = _time(self.compute)
+        seconds = timed(self._device, self.compute)
         for work in works:
             work.wait()
         return seconds
 
     def send_beside(self) -> float:
         """Seconds of an all_reduce while matmuls never stop."""
-        start = time.perf_counter()
-        work = dist.all_reduce(self._sent, async_op=True)
-        while not work.is_completed():
-            torch.mm(self._x, self._x)
-        work.wait()
-        return time.perf_counter() - start
-
-
-def _time(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
+        return self._device.beside(
+            lambda asynchronous: dist.all_reduce(self._sent, async_op=asynchronous),
+            lambda: torch.mm(self._x, self._x),
+            4 * self._matmuls,
+        )
 
 
 def measure_overlap(
-    together: Callable[..., list[float]], reference: Callable[[], float], payload: int
+    device: Device,
+    together: Callable[..., list[float]],
+    reference: Callable[[], float],
+    payload: int,
 ) -> dict[str, object]:
     """Record of an `OverlapTiming` with an all_reduce of ``payload`` bytes on all ranks."""
-    streams = _Streams(payload)
+    streams = _Streams(device, payload)
     for _ in range(3):
         streams.send()
         streams.compute()
-    (network,) = together(min(_time(streams.send) for _ in range(3)))
+    (network,) = together(min(timed(device, streams.send) for _ in range(3)))
     streams.balance(network, together)
     runs: dict[str, Callable[[], float]] = {
-        "compute_alone": lambda: _time(streams.compute),
-        "network_alone": lambda: _time(streams.send),
+        "compute_alone": lambda: timed(device, streams.compute),
+        "network_alone": lambda: timed(device, streams.send),
         "compute_beside": streams.compute_beside,
         "network_beside": streams.send_beside,
     }

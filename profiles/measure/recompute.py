@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from autoplan.profiles.measure.device import Device
 from autoplan.profiles.measure.steady import Measured, Sample, measure_steadily, sample_of
 from autoplan.runtime import checkpoint, checkpoint_selectively
 
@@ -17,7 +18,8 @@ __all__ = ["measure_recompute"]
 _ROUNDS = 1, 10  # of a short block and of a long one
 _EACH = 3  # operators a round
 _REPEATS = 15
-_NUMEL = 2**17  # of a tensor: the operators leave nothing in the caches that the host would find
+# Elements of a tensor: the operators leave nothing in the caches that the host would find.
+_NUMEL = {"cpu": 2**17, "cuda": 2**22}
 
 aten = torch.ops.aten
 
@@ -48,25 +50,41 @@ def _run(level: str, block: nn.Module, x: Tensor) -> Any:
     return block(x)
 
 
-def _seconds(level: str, rounds: int, backward: bool) -> float:
-    block, x = _Chain(rounds), torch.zeros(_NUMEL // 256, 256, requires_grad=True)
-    started = time.perf_counter()
-    y = _run(level, block, x)
-    between = time.perf_counter()
-    y.backward(y.detach())
-    return time.perf_counter() - between if backward else between - started
+class _Passes:
+    """Times the passes of a block on a device."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._host = 0.0
+
+    def seconds(self, level: str, rounds: int, backward: bool) -> float:
+        device = self._device
+        numel = _NUMEL[device.kind]
+        block = _Chain(rounds)
+        x = torch.zeros(numel // 256, 256, device=device.place, requires_grad=True)
+        device.lead(self._host)
+        called = time.perf_counter()
+        started = device.mark()
+        y = _run(level, block, x)
+        between = device.mark()
+        y.backward(y.detach())
+        ended = device.mark()
+        self._host = time.perf_counter() - called
+        return device.seconds(between, ended) if backward else device.seconds(started, between)
 
 
 def measure_recompute(
+    device: Device,
     together: Callable[..., list[float]],
     reference: Callable[[], float],
     say: Callable[[str], None],
 ) -> list[dict[str, object]]:
     """Records of `RecomputeTiming`, by level."""
     say("recompute")
+    passes = _Passes(device)
 
     def measure(task: _Task) -> Sample:
-        sample = sample_of([_seconds(*task) for _ in range(_REPEATS)][2:])
+        sample = sample_of([passes.seconds(*task) for _ in range(_REPEATS)][2:])
         seconds, spread = together(sample.seconds, sample.spread)
         return Sample(seconds=seconds, spread=spread, repeats=sample.repeats)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import platform
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,24 +19,32 @@ from pydantic import ValidationError
 
 from autoplan.errors import AutoplanError, UsageError
 from autoplan.profiles.applied import fits_of
+from autoplan.profiles.catalogue import accelerator_of
+from autoplan.profiles.measure.device import open_device
 from autoplan.profiles.measure.ranks import run_ranks
 from autoplan.profiles.measured import MeasuredProfile
 from autoplan.profiles.schema import first_error, write_record
 
-__all__ = ["Machine", "measure_cpu", "this_machine", "write_profile"]
+__all__ = ["Machine", "measure_machine", "this_machine", "write_profile"]
 
-_TIMEOUT = 600.0
+_TIMEOUT = 1200.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a measurement depends on besides the code: a CPU, its cores and their use, torch."""
+    """What a measurement depends on besides the code: a device, its driver and use, torch.
+
+    ``kind`` is torch's word for the device, ``device`` its name in the catalogue.
+    """
 
     name: str
     cores: int
     ranks: int
     threads: int
     torch: str
+    kind: str = "cpu"
+    device: str = "cpu"
+    driver: str = ""
 
     def measured(self, profile: MeasuredProfile) -> str:
         """How a profile differs from this machine; empty when it was measured on one like it."""
@@ -46,6 +53,7 @@ class Machine:
             "cores": (profile.cores, self.cores),
             "ranks": (profile.ranks, self.ranks),
             "threads a rank": (profile.threads_per_rank, self.threads),
+            "driver": (profile.driver, self.driver),
             "torch": (profile.torch, self.torch),
         }
         return ", ".join(
@@ -55,14 +63,27 @@ class Machine:
         )
 
 
-def this_machine(ranks: int) -> Machine:
-    """The machine at hand with ``ranks`` processes that share its cores."""
+def this_machine(ranks: int, kind: str = "cpu") -> Machine:
+    """The machine at hand with ``ranks`` processes that share its cores.
+
+    `UsageError` where a device is missing, not in the catalogue, or unlike the first.
+    """
     if not 1 <= ranks <= 64:
         raise UsageError(f"can't measure with {ranks} ranks", hint="give 1 to 64")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     cores = cores or 1
+    devices = [open_device(kind, rank) for rank in range(ranks if kind != "cpu" else 1)]
+    names = list(dict.fromkeys(device.name() for device in devices))
+    if len(names) > 1:
+        raise UsageError(
+            f"the {ranks} devices differ: {', '.join(names)}",
+            hint="let CUDA_VISIBLE_DEVICES show devices of one kind",
+        )
     return Machine(
-        name=_cpu_name(),
+        kind=kind,
+        device=kind if kind == "cpu" else accelerator_of(names[0]).name,
+        driver=devices[0].driver(),
+        name=names[0],
         cores=cores,
         ranks=ranks,
         threads=max(1, cores // ranks),
@@ -70,22 +91,21 @@ def this_machine(ranks: int) -> Machine:
     )
 
 
-def measure_cpu(
-    ranks: int,
+def measure_machine(
+    machine: Machine,
     progress: Callable[[str], None] | None = None,
     *,
     quick: bool = False,
     tiny: bool = False,
 ) -> MeasuredProfile:
-    """Profile of this machine's CPU with ``ranks`` processes at work at once.
+    """Profile of this machine with all its ranks at work at once.
 
-    About a minute for two ranks; ``quick`` takes about half of it, with fewer sizes and
-    repeats. ``tiny`` measures only small sizes, to try the machinery, not to plan with.
+    About a minute for two ranks of a CPU; ``quick`` takes about half of it, with fewer sizes and
+    repeats. ``tiny`` measures a CPU's small sizes only, to try the machinery, not to plan with.
     """
-    machine = this_machine(ranks)
     size = "tiny" if tiny else "quick" if quick else "full"
     with tempfile.TemporaryDirectory(prefix="autoplan-profile-") as folder:
-        timings = _run_workers(ranks, machine.threads, size, Path(folder), progress or _silent)
+        timings = _run_workers(machine, size, Path(folder), progress or _silent)
     try:
         profile = _profile(machine, timings)
     except ValidationError as error:
@@ -100,14 +120,15 @@ def _profile(machine: Machine, timings: dict[str, object]) -> MeasuredProfile:
     return MeasuredProfile.model_validate(
         {
             "schema_version": 2,
-            "device": "cpu",
+            "device": machine.device,
+            "driver": machine.driver,
             "device_name": machine.name,
             "cores": machine.cores,
             "ranks": machine.ranks,
             "threads_per_rank": machine.threads,
             "torch": machine.torch,
             "date": datetime.date.today().isoformat(),
-            "memory": f"{_memory()} B",
+            "memory": f"{open_device(machine.kind).memory(machine.ranks)} B",
             **timings,
         }
     )
@@ -123,41 +144,22 @@ def _silent(text: str) -> None:
 
 
 def _run_workers(
-    ranks: int, threads: int, size: str, folder: Path, progress: Callable[[str], None]
+    machine: Machine, size: str, folder: Path, progress: Callable[[str], None]
 ) -> dict[str, object]:
     result = folder / "timings.json"
     run_ranks(
         "autoplan.profiles.measure.worker",
         [
-            (str(rank), str(ranks), str(threads), size, str(folder / "store"), str(result))
-            for rank in range(ranks)
+            (
+                *(str(rank), str(machine.ranks), str(machine.threads), size),
+                *(str(folder / "store"), str(result), machine.kind),
+            )
+            for rank in range(machine.ranks)
         ],
-        threads=threads,
+        threads=machine.threads,
         folder=folder,
         timeout=_TIMEOUT,
         progress=progress,
     )
     timings: dict[str, object] = json.loads(result.read_text(encoding="utf-8"))
     return timings
-
-
-def _memory() -> int:
-    """Bytes this process may use: the machine's, or its container's when that has less."""
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
-    except OSError:
-        return physical
-    return min(physical, int(limit)) if limit.isdigit() else physical
-
-
-def _cpu_name() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
-    for line in text.splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() in ("model name", "Hardware") and value.strip():
-            return value.strip()
-    return platform.processor() or platform.machine() or "unknown CPU"

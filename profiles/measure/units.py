@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from autoplan.profiles.measure.device import Device
 from autoplan.profiles.measure.steady import Measured, Sample, measure_steadily, sample_of
 
 __all__ = ["UnitSize", "measure_units"]
@@ -60,8 +61,10 @@ class _Task:
 class _Units:
     """The units of the last task, which the next one often shares."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    def __init__(self, device: Device, say: Callable[[str], None]) -> None:
+        self._device = device
+        self._host = 0.0
+        self._mesh = init_device_mesh(device.kind, (dist.get_world_size(),))
         self._say = say
         self._made: tuple[UnitSize, bool] | None = None
         self._units = nn.Sequential()
@@ -76,6 +79,7 @@ class _Units:
     def _make(self, task: _Task) -> None:
         parameters, numel = task.size
         self._units = nn.Sequential(*(_Unit(parameters, numel) for _ in range(_UNITS)))
+        self._units.to(self._device.place)
         if task.sharded:
             self._say(f"FSDP2 unit of {parameters} parameters, {numel * 4 // 1024} KiB")
             for unit in (*self._units, self._units):
@@ -87,24 +91,30 @@ class _Units:
     def _step(self) -> tuple[float, float]:
         for parameter in self._units.parameters():
             parameter.grad = None
-        x = torch.zeros(8, requires_grad=True)
+        device = self._device
+        x = torch.zeros(8, device=device.place, requires_grad=True)
         dist.barrier()
-        started = time.perf_counter()
+        device.lead(self._host)
+        called = time.perf_counter()
+        started = device.mark()
         y = self._units(x)
-        between = time.perf_counter()
+        between = device.mark()
         y.backward(torch.ones_like(y))
-        ended = time.perf_counter()
-        return (between - started) / _UNITS, (ended - between) / _UNITS
+        ended = device.mark()
+        self._host = time.perf_counter() - called
+        forward, backward = device.seconds(started, between), device.seconds(between, ended)
+        return forward / _UNITS, backward / _UNITS
 
 
 def measure_units(
+    device: Device,
     together: Callable[..., list[float]],
     reference: Callable[[], float],
     sizes: Sequence[UnitSize],
     say: Callable[[str], None],
 ) -> list[dict[str, object]]:
     """Records of `UnitTiming`; what the units take without FSDP2 is taken off."""
-    units = _Units(say)
+    units = _Units(device, say)
 
     def measure(task: _Task) -> Sample:
         sample = units.seconds(task)

@@ -50,7 +50,6 @@ def test_a_typo_gets_the_nearest_name(argv: list[str], near: str) -> None:
         ([*SOLVE, "--memory-limit", "0 B"], "less than one byte"),
         ([*SOLVE, "--loader-rate", "1200"], "write a number and one of samples/s"),
         ([*SOLVE, "--loader-rate", "0 samples/s"], "not above 0"),
-        (["profile", "-o", "x.json"], "one of the arguments --cluster --loader is required"),
         (["profile", "--cluster", "cpu:2", "--loader", "a.py:b", "-o", "x"], "not allowed with"),
         ([*SOLVE, "--time-limit", "nan"], "number of seconds above 0"),
         ([*SOLVE, "--time-limit", "inf"], "number of seconds above 0"),

@@ -188,7 +188,9 @@ def test_fresh_measures_all_again_without_what_a_cut_run_left(
         journal.write_text(f"{_heading(machine)}\n{json.dumps(line)}\n")
 
     monkeypatch.setattr(profile_command, "_targets", lambda *args: (Named(),))
-    monkeypatch.setattr("autoplan.profiles.measure.measure_cpu", lambda *args, **options: curves)
+    monkeypatch.setattr(
+        "autoplan.profiles.measure.measure_machine", lambda *args, **options: curves
+    )
     monkeypatch.setattr("autoplan.profiler.run.measure_operators", measured)
     assert main(["profile", *MODEL, "-o", str(path), "--fresh", "--quiet"]) == 0
     assert "1 of the model's 1, 1 measured now" in capsys.readouterr().out

@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping
 
 import pytest
-import torch
 
 from autoplan.capture import capture, load_model
 from autoplan.profiler.targets import find_targets, targets_to_json
 from autoplan.profiler.worker import _timing
+from autoplan.profiles.measure.device import Cpu
 from benchmarks.zoo.entries import FILES, ROOT, Value
 
 _BUDGET = 1e-4  # seconds: each is run a few times only
@@ -36,10 +36,7 @@ def failures(
         source = source.reduced(layers=2, tp=2)
     captured = capture(source, seq_len=seq_len, dtype="float32")
     targets = find_targets([captured.at(2)], (1, 2))
-    found = [
-        _timing(record, torch.device("cpu"), _BUDGET)
-        for record in json.loads(targets_to_json(targets))
-    ]
+    found = [_timing(record, Cpu(), _BUDGET) for record in json.loads(targets_to_json(targets))]
     assert [timing["signature"] for timing in found] == [t.signature for t in targets]
     return len(targets), [timing for timing in found if "failure" in timing]
 

@@ -6,15 +6,15 @@ import json
 import re
 
 import pytest
-import torch
 
 from autoplan.ir.graph import Op, Ref
 from autoplan.profiler.operator import Operator
 from autoplan.profiler.targets import Operand, Target, targets_to_json
 from autoplan.profiler.worker import _timing, measure
+from autoplan.profiles.measure.device import Cpu
 from tests.profiler.conftest import target_of
 
-CPU = torch.device("cpu")
+CPU = Cpu()
 
 
 def record(target: Target) -> dict[str, object]:
@@ -35,7 +35,7 @@ def test_a_product_is_timed_and_its_spread_told() -> None:
         tensors=(0, 1),
         library="",
     )
-    timing = measure(Operator(record(product), CPU), CPU, 0.05)
+    timing = measure(Operator(record(product), CPU.place), CPU, 0.05)
     assert timing["forward"] > 1e-6
     assert timing["backward"] > 1e-6
     assert timing["spread"] >= 0
@@ -49,7 +49,7 @@ def test_what_wants_no_gradient_has_no_backward() -> None:
         signature="relu", op=frozen.op, call="", ranks=1, operands=(operand,), tensors=(0,),
         library="",
     )  # fmt: skip
-    assert measure(Operator(record(without), CPU), CPU, 0.01)["backward"] == 0.0
+    assert measure(Operator(record(without), CPU.place), CPU, 0.01)["backward"] == 0.0
 
 
 def test_out_of_memory_is_recorded() -> None:
@@ -92,6 +92,6 @@ def test_offsets_of_bags_ascend_from_zero() -> None:
         tensors=(0, 1, 2),
         library="",
     )
-    operator = Operator(record(bags), CPU)
+    operator = Operator(record(bags), CPU.place)
     assert operator.operands()[2].tolist() == [0, 4, 8]
     assert measure(operator, CPU, 0.01)["repeats"] > 0

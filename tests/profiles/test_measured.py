@@ -203,10 +203,10 @@ def test_loading_needs_no_torch():
 
 @pytest.mark.dist
 def test_measuring_two_ranks(tmp_path):
-    from autoplan.profiles.measure import measure_cpu, write_profile
+    from autoplan.profiles.measure import measure_machine, this_machine, write_profile
 
     said = []
-    profile = measure_cpu(2, said.append, tiny=True)
+    profile = measure_machine(this_machine(2), said.append, tiny=True)
     path = tmp_path / "deep" / "profile.json"
     write_profile(profile, path)
     assert [p.name for p in path.parent.iterdir()] == ["profile.json"]
@@ -226,23 +226,23 @@ def test_measuring_two_ranks(tmp_path):
 
 @pytest.mark.dist
 def test_measuring_one_rank_has_no_collectives():
-    from autoplan.profiles.measure import measure_cpu
+    from autoplan.profiles.measure import measure_machine, this_machine
 
-    profile = measure_cpu(1, tiny=True)
+    profile = measure_machine(this_machine(1), tiny=True)
     assert profile.ranks == 1 and profile.collectives == ()
 
 
 @pytest.mark.dist
 def test_a_worker_that_fails_is_reported(monkeypatch):
-    from autoplan.profiles.measure import measure_cpu
+    from autoplan.profiles.measure import measure_machine, this_machine
 
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-interface")
     with pytest.raises(AutoplanError, match="measuring failed on rank"):
-        measure_cpu(2, tiny=True)
+        measure_machine(this_machine(2), tiny=True)
 
 
 def test_measuring_needs_a_sensible_count():
-    from autoplan.profiles.measure import measure_cpu
+    from autoplan.profiles.measure import this_machine
 
     with pytest.raises(UsageError, match="0 ranks"):
-        measure_cpu(0)
+        this_machine(0)
