@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> Outcome:
         return _loader(args)
     if args.workers is not None:
         raise UsageError("--workers is of a loader", hint="give --loader file.py:factory too")
-    kind, ranks = _device(args)
+    kind, ranks, accelerator = _device(args)
     output: Path = args.output
     _require_writable(output)
     _require_sizes(args)
@@ -39,7 +39,12 @@ def run(args: argparse.Namespace) -> Outcome:
     _require_degrees(args.tp or (), ranks)
     machine = this_machine(ranks, kind)
     cluster = args.cluster or f"{ranks}x{machine.device.lower()}"
-    _require_cluster(cluster, machine)
+    if accelerator not in (None, machine.device):
+        raise UsageError(
+            f"--cluster {cluster}: is of {accelerator}, this machine has {machine.name} "
+            f"({machine.device})",
+            hint=f"write {machine.ranks}x{machine.device.lower()}",
+        )
     progress = Progress(quiet=args.quiet, verbose=args.verbose > 0)
     journal = journal_path(output)
     profile = None if args.fresh else _known(output, machine)
@@ -80,8 +85,8 @@ def run(args: argparse.Namespace) -> Outcome:
     return Outcome(document=document, render=render)
 
 
-def _device(args: argparse.Namespace) -> tuple[str, int]:
-    """Kind of device to measure, and ranks: those of ``--cluster``, else every GPU."""
+def _device(args: argparse.Namespace) -> tuple[str, int, str | None]:
+    """Kind of device to measure, ranks, and accelerator of ``--cluster``; else every GPU."""
     if args.cluster is None:
         if args.device is None:
             raise UsageError(
@@ -95,7 +100,7 @@ def _device(args: argparse.Namespace) -> tuple[str, int]:
             )
         from autoplan.profiles.measure.cuda import count_devices
 
-        return "cuda", count_devices()
+        return "cuda", count_devices(), None
     from autoplan.profiles.cluster import load_cluster
 
     cluster = load_cluster(args.cluster)
@@ -110,19 +115,7 @@ def _device(args: argparse.Namespace) -> tuple[str, int]:
             f"--device {args.device}: --cluster {args.cluster} is of {cluster.accelerator.name}",
             hint=f"leave --device out, or --cluster: --device {kind} goes with it",
         )
-    return kind, cluster.ranks_per_node
-
-
-def _require_cluster(spec: str, machine: Machine) -> None:
-    """Refuse to measure one device for a cluster of another."""
-    from autoplan.profiles.cluster import load_cluster
-
-    wanted = load_cluster(spec).accelerator.name
-    if wanted != machine.device:
-        raise UsageError(
-            f"--cluster {spec}: is of {wanted}, this machine has {machine.name} ({machine.device})",
-            hint=f"write {machine.ranks}x{machine.device.lower()}",
-        )
+    return kind, cluster.ranks_per_node, cluster.accelerator.name
 
 
 def _loader(args: argparse.Namespace) -> Outcome:

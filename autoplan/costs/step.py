@@ -143,8 +143,10 @@ def stage_time(
     forward, backward = alone_forward, alone_backward
     gathering = tail = 0.0
     if zero >= 2 and blocks:
-        fsdp = _synchronous if synchronous else _beside
-        forward, both = fsdp(units, shared, slow_down)
+        if synchronous:
+            forward, both = _synchronous(units, shared)
+        else:
+            forward, both = _beside(units, shared, slow_down)
         backward = both - forward
     if zero <= 1:
         summed = [
@@ -175,9 +177,7 @@ def stage_time(
     )
 
 
-def _synchronous(
-    units: Sequence[UnitTime], shared: float, slow_down: SlowDown
-) -> tuple[float, float]:
+def _synchronous(units: Sequence[UnitTime], shared: float) -> tuple[float, float]:
     """Seconds of a forward, and of it with its backward, if every collective is waited for."""
     forward = shared + sum(u.forward + u.tp_forward + u.gather_forward for u in units)
     backward = (u.backward + u.tp_backward + u.gather_backward + u.reduce for u in units)

@@ -50,7 +50,10 @@ class Segments:
             gather = True
         if gathering is Gathering.TURN:
             gather = stage not in self._turned
-            (self._turned.discard if kind is ActionKind.FORWARD else self._turned.add)(stage)
+            if kind is ActionKind.FORWARD:
+                self._turned.discard(stage)
+            else:
+                self._turned.add(stage)
         reduce = False
         if kind is ActionKind.BACKWARD or kind is ActionKind.BACKWARD_WEIGHT:
             self._left[stage] -= 1

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-__all__ = ["Cpu", "Device", "open_device", "timed"]
+__all__ = ["Cpu", "Device", "Passes", "open_device", "timed"]
 
 _NO_MEMORY = "can't allocate memory"  # of the CPU allocator, which has no error of its own
 _PASSED = 2**20  # float32 elements, more than a core's own caches hold
@@ -164,3 +164,26 @@ def timed(device: Device, run: Callable[[], object]) -> float:
     start = device.mark()
     run()
     return device.seconds(start, device.mark())
+
+
+class Passes:
+    """Times a forward and its backward, after a lead as long as the host took the last time."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._host = 0.0
+
+    def __call__(
+        self, forward: Callable[[], Any], backward: Callable[[Any], object]
+    ) -> tuple[float, float]:
+        """Seconds of ``forward``, and of ``backward`` with what that gave."""
+        device = self._device
+        device.lead(self._host)
+        called = time.perf_counter()
+        started = device.mark()
+        y = forward()
+        between = device.mark()
+        backward(y)
+        ended = device.mark()
+        self._host = time.perf_counter() - called
+        return device.seconds(started, between), device.seconds(between, ended)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from autoplan.profiles.measure.device import Device
+from autoplan.profiles.measure.device import Device, Passes
 from autoplan.profiles.measure.steady import Measured, Sample, measure_steadily, sample_of
 from autoplan.runtime import checkpoint, checkpoint_selectively
 
@@ -50,29 +49,6 @@ def _run(level: str, block: nn.Module, x: Tensor) -> Any:
     return block(x)
 
 
-class _Passes:
-    """Times the passes of a block on a device."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._host = 0.0
-
-    def seconds(self, level: str, rounds: int, backward: bool) -> float:
-        device = self._device
-        numel = _NUMEL[device.kind]
-        block = _Chain(rounds)
-        x = torch.zeros(numel // 256, 256, device=device.place, requires_grad=True)
-        device.lead(self._host)
-        called = time.perf_counter()
-        started = device.mark()
-        y = _run(level, block, x)
-        between = device.mark()
-        y.backward(y.detach())
-        ended = device.mark()
-        self._host = time.perf_counter() - called
-        return device.seconds(between, ended) if backward else device.seconds(started, between)
-
-
 def measure_recompute(
     device: Device,
     together: Callable[..., list[float]],
@@ -81,10 +57,17 @@ def measure_recompute(
 ) -> list[dict[str, object]]:
     """Records of `RecomputeTiming`, by level."""
     say("recompute")
-    passes = _Passes(device)
+    passes = Passes(device)
+    numel = _NUMEL[device.kind]
+
+    def pass_time(level: str, rounds: int, backward: bool) -> float:
+        block = _Chain(rounds)
+        x = torch.zeros(numel // 256, 256, device=device.place, requires_grad=True)
+        first, second = passes(lambda: _run(level, block, x), lambda y: y.backward(y.detach()))
+        return second if backward else first
 
     def measure(task: _Task) -> Sample:
-        sample = sample_of([passes.seconds(*task) for _ in range(_REPEATS)][2:])
+        sample = sample_of([pass_time(*task) for _ in range(_REPEATS)][2:])
         seconds, spread = together(sample.seconds, sample.spread)
         return Sample(seconds=seconds, spread=spread, repeats=sample.repeats)
 

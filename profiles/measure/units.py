@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from autoplan.profiles.measure.device import Device
+from autoplan.profiles.measure.device import Device, Passes
 from autoplan.profiles.measure.steady import Measured, Sample, measure_steadily, sample_of
 
 __all__ = ["UnitSize", "measure_units"]
@@ -63,7 +62,7 @@ class _Units:
 
     def __init__(self, device: Device, say: Callable[[str], None]) -> None:
         self._device = device
-        self._host = 0.0
+        self._passes = Passes(device)
         self._mesh = init_device_mesh(device.kind, (dist.get_world_size(),))
         self._say = say
         self._made: tuple[UnitSize, bool] | None = None
@@ -91,18 +90,11 @@ class _Units:
     def _step(self) -> tuple[float, float]:
         for parameter in self._units.parameters():
             parameter.grad = None
-        device = self._device
-        x = torch.zeros(8, device=device.place, requires_grad=True)
+        x = torch.zeros(8, device=self._device.place, requires_grad=True)
         dist.barrier()
-        device.lead(self._host)
-        called = time.perf_counter()
-        started = device.mark()
-        y = self._units(x)
-        between = device.mark()
-        y.backward(torch.ones_like(y))
-        ended = device.mark()
-        self._host = time.perf_counter() - called
-        forward, backward = device.seconds(started, between), device.seconds(between, ended)
+        forward, backward = self._passes(
+            lambda: self._units(x), lambda y: y.backward(torch.ones_like(y))
+        )
         return forward / _UNITS, backward / _UNITS
 
 
