@@ -104,7 +104,9 @@ class _Normalise(torch.autograd.Function):
         other = wide * normal.reshape(x.shape)
         of_weight = of_bias = of_x = None
         if weight is not None and ctx.needs_input_grad[1]:
-            of_weight = other.sum_to_size(form.affine).reshape(weight.shape).to(weight.dtype)
+            summed = other.sum_to_size(form.affine).reshape(weight.shape)
+            # A copy: where nothing is summed, that is `other` itself, which changes below.
+            of_weight = summed.to(weight.dtype, copy=True)
         if ctx.bias is not None and ctx.needs_input_grad[2]:
             shape, dtype = ctx.bias
             of_bias = wide.sum_to_size(form.affine).reshape(shape).to(dtype)
