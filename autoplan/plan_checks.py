@@ -12,6 +12,7 @@ from pathlib import Path
 
 from autoplan.errors import InputError
 from autoplan.ir.graph import Graph
+from autoplan.ir.graph_record import BlockClassRecord
 from autoplan.ir.placement import (
     Placement,
     Replicate,
@@ -21,7 +22,7 @@ from autoplan.ir.placement import (
     parse_placement,
     required_state,
 )
-from autoplan.ir.plan import BlockClassRecord, Plan
+from autoplan.ir.plan import Plan
 from autoplan.ir.record import graph_from_record, strategies_from_record
 from autoplan.simulate import timeline_of_plan
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, TextIO
 from autoplan.cli.input_rate import loader_rate, with_input
 from autoplan.cli.outcome import Outcome, Progress
 from autoplan.errors import UsageError
+from autoplan.ir.fields import Json
 from autoplan.ir.hardware import Cluster
-from autoplan.ir.plan import Json, Plan, WorkloadRecord
+from autoplan.ir.plan import Plan, WorkloadRecord
 
 if TYPE_CHECKING:
     from autoplan.capture import ModelSource

@@ -56,11 +56,12 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPoint:
-    """Strategies of every class, and what they cost for one microbatch."""
+    """Strategies and recompute level of every class, and what they cost for one microbatch."""
 
     boundary: Placement
     boundaries: tuple[tuple[tuple[Placement, ...], tuple[Placement, ...]], ...]
     """Placements at each class's start and end."""
+    levels: tuple[Recompute, ...]
     solutions: tuple[BlockSolution, ...]
     costs: tuple[BlockCost, ...]
     microbatch_bound: float
@@ -249,6 +250,7 @@ class BlockPricer:
         return ModelPoint(
             boundary=boundary,
             boundaries=ends,
+            levels=(question.recompute,) * len(graph.classes),
             solutions=tuple(solved),
             costs=tuple(
                 block_cost(block, solution.strategies, *sides, group, self._cluster)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from autoplan.costs.data_parallel import AS_PLANNED, GradientSync
 from autoplan.costs.memory import MemorySettings
 from autoplan.errors import UsageError
+from autoplan.ir.levels import levels_text
 from autoplan.ir.mesh import Mesh
 from autoplan.ir.optimizer import UpdateRule
 from autoplan.ir.recompute import Recompute
@@ -71,14 +72,15 @@ class Configuration:
         """Bytes of a parameter's gradient on a rank when the step's microbatches are done."""
         return 4 / self.mesh.dp_shard if self.zero >= 2 else float(itemsize)
 
-    def label(self) -> str:
-        """Short text for reports."""
+    def label(self, levels: Sequence[Recompute] = ()) -> str:
+        """Short text for reports; ``levels`` are those of recompute by block, where they differ."""
         axes = [f"{axis} {degree}" for axis, degree in self.mesh.degrees().items() if degree > 1]
         parts = [" x ".join(axes) or "1 rank", f"mbs {self.micro_batch_size}"]
         if self.mesh.dp > 1:
             parts.append(f"zero {self.zero}")
-        if self.recompute is not Recompute.NONE:
-            parts.append(f"recompute {self.recompute}")
+        recompute = levels_text(levels or [self.recompute])
+        if recompute != Recompute.NONE:
+            parts.append(f"recompute {recompute}")
         if self.pipelined:
             parts.append(self.schedule)
         return ", ".join(parts)

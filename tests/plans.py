@@ -33,6 +33,7 @@ from autoplan.ir.plan import (
     TimeRecord,
     WorkloadRecord,
 )
+from autoplan.ir.recompute import Recompute
 from autoplan.ir.record import graph_to_record
 from autoplan.ir.strategy import OpStrategy
 from autoplan.rules import strategies
@@ -99,7 +100,11 @@ def make_plan(graph: Graph, model: ModelRecord, setup: Setup, *, seq_len: int) -
         zero=setup.zero,
         recompute=setup.recompute,
         graph=graph_to_record(
-            graph, strategies=chosen, boundaries=boundaries, placements=placements
+            graph,
+            strategies=chosen,
+            boundaries=boundaries,
+            placements=placements,
+            levels=[Recompute(setup.recompute)] * len(graph.classes),
         ),
         prediction=PredictionRecord(
             step_time=1.0,

@@ -17,8 +17,9 @@ from autoplan.emit.text import (
 )
 from autoplan.errors import InputError
 from autoplan.ir.graph import BlockInstance, Graph, TensorKind
+from autoplan.ir.graph_record import ParameterRecord
 from autoplan.ir.placement import Partial, Placement, Shard, parse_placement
-from autoplan.ir.plan import ParameterRecord, Plan
+from autoplan.ir.plan import Plan
 from autoplan.ir.record import graph_from_record, strategies_from_record
 from autoplan.rules import library_of
 

@@ -13,15 +13,9 @@ from itertools import pairwise
 from autoplan.capture import ModelSource, capture
 from autoplan.errors import UsageError
 from autoplan.ir.graph import BlockClass, Graph
+from autoplan.ir.graph_record import BlockClassRecord, GraphRecord
 from autoplan.ir.placement import Placement, Shard, parse_placement
-from autoplan.ir.plan import (
-    BlockClassRecord,
-    GraphRecord,
-    MeshRecord,
-    PipelineRecord,
-    Plan,
-    StageRecord,
-)
+from autoplan.ir.plan import MeshRecord, PipelineRecord, Plan, StageRecord
 from autoplan.ir.record import graph_to_record, strategies_from_record
 from autoplan.ir.strategy import OpStrategy
 from autoplan.rules import strategies

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autoplan.ir.plan import Json
+from autoplan.ir.fields import Json
 
 __all__ = ["LAYOUTS", "MODELS", "Layout", "Model", "Row", "grid"]
 

@@ -82,13 +82,15 @@ class _Pricer:
             run.cluster.inter,
             run.cluster.nodes > 1,  # of one node, a ring stays inside
         )
-        key = (shape, spec, configuration.micro_batch_size, row.tp, row.sequence, run.extras)
+        level = configuration.recompute
+        key = (shape, spec, configuration.micro_batch_size, row.tp, row.sequence, level, run.extras)
         if key not in self._points:
             self._points[key] = megatron_point(
                 graph,
                 row.tp,
                 run.cluster,
                 sequence=row.sequence,
+                recompute=level,
                 calls=run.calls,
                 extras=run.extras,
             )

@@ -89,7 +89,7 @@ def test_timeline_of_a_plan_file_takes_its_step_time(
 def test_simulation_is_the_closed_form_where_nothing_runs_beside_kernels(
     searcher: Searcher, priced: list[Priced]
 ) -> None:
-    simulator = Simulator(searcher.problem.graphs, CLUSTER, ADAMW)
+    simulator = Simulator(CLUSTER, ADAMW)
     alone = [p for p in priced if p.configuration.mesh.dp == 1]
     assert {p.configuration.schedule for p in alone} == {"none", "gpipe", "1f1b"}
     for one in alone:
@@ -99,7 +99,7 @@ def test_simulation_is_the_closed_form_where_nothing_runs_beside_kernels(
 def test_simulation_is_above_the_bound_and_near_the_closed_form(
     searcher: Searcher, priced: list[Priced]
 ) -> None:
-    simulator = Simulator(searcher.problem.graphs, CLUSTER, ADAMW)
+    simulator = Simulator(CLUSTER, ADAMW)
     assert {p.configuration.zero for p in priced} == {0, 1, 2, 3}
     for one in priced:
         seconds = simulator.timed(one).step_time
@@ -116,7 +116,7 @@ def test_simulation_is_above_the_bound_and_near_the_closed_form(
 
 
 def test_fastest_is_so_by_simulation(searcher: Searcher, priced: list[Priced]) -> None:
-    simulator = Simulator(searcher.problem.graphs, CLUSTER, ADAMW)
+    simulator = Simulator(CLUSTER, ADAMW)
     best = simulator.fastest(priced)
     assert best.step_time == min(simulator.timed(p).step_time for p in priced)
 
