@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from autoplan.ir.fields import Digest, DType, Factor, Json, Pass, PlanRecord, Seconds, Text
 from autoplan.ir.graph_record import GraphRecord
-from autoplan.ir.levels import Summary, level_summary
+from autoplan.ir.levels import Summary, level_summary, levels_text
 
 __all__ = [
     "MAX_EVENTS",
@@ -306,6 +306,11 @@ class Plan(PlanRecord):
                     f"step: {passes} passes of units, at most {MAX_EVENTS} are simulated"
                 )
         return self
+
+    @property
+    def recompute_text(self) -> str:
+        """How many blocks have which recompute level."""
+        return levels_text(self.graph.levels) if self.recompute == "mixed" else self.recompute
 
     @property
     def expected_step_time(self) -> float:
