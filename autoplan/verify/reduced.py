@@ -116,8 +116,8 @@ def _like(graph: Graph, record: GraphRecord) -> tuple[Graph, GraphRecord]:
         kind = instance.block_class
         if copies[kind] < len(variants[kind]):
             raise _unlike(
-                f"{copies[kind]} blocks {graph.classes[kind].name}, which the plan has in "
-                f"{len(variants[kind])} variants"
+                f"{copies[kind]} of {graph.classes[kind].name}, which the plan has "
+                f"in {len(variants[kind])} variants"
             )
         picks.append(variants[kind][passed[kind] * len(variants[kind]) // copies[kind]])
         passed[kind] += 1

@@ -125,7 +125,7 @@ def _stage(folder: Path, priced):
 
 
 def test_variants_of_a_reduced_plan_are_those_of_the_plan(gpt):
-    source, captured = gpt
+    source, _ = gpt
     _, plan = make(gpt, MIXED, ranks=2, tp=2)
     small = reduced_plan(plan, source, max_parameters=10**9).plan
     assert small.recompute == "mixed"
@@ -136,7 +136,7 @@ def test_variants_of_a_reduced_plan_are_those_of_the_plan(gpt):
 
 def test_more_variants_than_reduced_blocks_are_refused(gpt):
     source, _ = gpt
-    priced, plan = make(gpt, MIXED, ranks=2, tp=2)
+    _, plan = make(gpt, MIXED, ranks=2, tp=2)
     data = plan.model_dump(mode="json")
     classes, instances = data["graph"]["classes"], data["graph"]["instances"]
     index = instances[0]["block_class"]
