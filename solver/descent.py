@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autoplan.solver.problem import NodeHolder, Problem, Store, UseHolder, Value, value_cost
+from autoplan.solver.problem import NodeHolder, Problem, Store, UseHolder, Value, Weights
 
 __all__ = ["descend"]
 
@@ -13,7 +13,7 @@ _PASSES = 100
 
 
 def descend(
-    problem: Problem, live: Sequence[Sequence[int]], choices: tuple[int, ...]
+    problem: Problem, weights: Weights, live: Sequence[Sequence[int]], choices: tuple[int, ...]
 ) -> tuple[int, ...]:
     """Move single nodes, in order, to their best choice given the others, until none moves."""
     values: list[list[Value]] = [[] for _ in problem.nodes]
@@ -25,22 +25,22 @@ def descend(
         for node in dict.fromkeys(n for h in store.holders for n in _nodes_of(problem, h)):
             stores[node].append(store)
     current = list(choices)
-    slack = _SAME * max(problem.cost(choices), 0.0)
+    slack = _SAME * max(problem.cost(choices, weights), 0.0)
     room = None
     if problem.memory_limit is not None:
         room = problem.memory_limit - problem.memory(choices)
     for _ in range(_PASSES):
         moved = False
         for node, options in enumerate(live):
-            if len(options) == 1:
+            if len(options) <= 1:
                 continue
             before = current[node]
-            cost, size = _local(problem, values[node], stores[node], current, node)
+            cost, size = _local(problem, weights, values[node], stores[node], current, node)
             best, best_cost, best_size = before, cost, size
             for choice in options:
                 current[node] = choice
                 try:
-                    c, b = _local(problem, values[node], stores[node], current, node)
+                    c, b = _local(problem, weights, values[node], stores[node], current, node)
                 except KeyError:
                     continue
                 if room is not None and b - size > max(room, 0):
@@ -67,6 +67,7 @@ def _nodes_of(problem: Problem, holder: NodeHolder | UseHolder) -> tuple[int, ..
 
 def _local(
     problem: Problem,
+    weights: Weights,
     values: Sequence[Value],
     stores: Sequence[Store],
     choices: Sequence[int],
@@ -74,5 +75,5 @@ def _local(
 ) -> tuple[float, int]:
     """Cost and bytes of one node and everything that touches it."""
     held = sum(store.size for store in stores if problem.is_held(store, choices))
-    cost = problem.nodes[node].costs[choices[node]] + problem.memory_weight * held
-    return cost + sum(value_cost(value, choices) for value in values), held
+    cost = problem.nodes[node].cost(choices[node], weights) + weights.held * held
+    return cost + sum(value.cost(choices, weights) for value in values), held
