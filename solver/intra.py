@@ -15,9 +15,8 @@ from autoplan.ir.graph import BlockClass
 from autoplan.ir.hardware import Cluster
 from autoplan.ir.mesh import Group
 from autoplan.ir.placement import Placement
-from autoplan.ir.recompute import Recompute
 from autoplan.ir.strategy import OpStrategy
-from autoplan.solver.formulation import Formulation
+from autoplan.solver.formulation import Formulation, Setting
 from autoplan.solver.linear import Termination
 from autoplan.solver.lp import Handover
 from autoplan.solver.problem import Weights
@@ -49,37 +48,14 @@ class BlockSolution:
     solve_time: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """What a block's program is built for.
-
-    ``fixed`` gives the storage of some parameters (tied ones). ``recompute`` says what of the
-    forward is paid again and what is kept: with `Recompute.FULL` all of it, and nothing but
-    the boundary. ``keeps``: bytes kept from forward to backward are counted, and not more than
-    ``memory_limit`` allowed.
-    """
-
-    boundary_in: tuple[Placement, ...]
-    boundary_out: tuple[Placement, ...]
-    fixed: tuple[tuple[str, Placement], ...]
-    recompute: Recompute
-    keeps: bool
-    memory_limit: int | None = None
-
-
 class BlockProgram:
     """The program of a block in a setting, for any number of questions."""
 
     def __init__(self, block: BlockClass, group: Group, cluster: Cluster, setting: Setting) -> None:
-        keeps = setting.keeps and setting.recompute is not Recompute.FULL
-        form = Formulation(block=block, group=group, cluster=cluster, recompute=setting.recompute)
-        form.add_operators()
-        form.add_parameters(dict(setting.fixed))
-        form.add_boundary(setting.boundary_in, setting.boundary_out)
         self._block = block
-        self._form = form
-        self._limit = setting.memory_limit if keeps else None
-        self._program = ChoiceProgram(form.problem(with_stores=keeps, memory_limit=self._limit))
+        self._limit = setting.memory_limit
+        self._form = Formulation(block, group, cluster, setting)
+        self._program = ChoiceProgram(self._form.problem())
         self.size = self._program.size
         """Bytes it takes, about."""
 

@@ -71,6 +71,9 @@ class Value:
     def cost(self, choices: Sequence[int], weights: Weights) -> float:
         """Seconds of the copies under an assignment; KeyError when one is illegal."""
         made = self.states[choices[self.producer]]
+        if len(self.uses) == 1:
+            (use,) = self.uses
+            return self.change((made, use.states[choices[use.node]]), weights)
         wanted = {use.states[choices[use.node]] for use in self.uses}
         return sum(self.change((made, state), weights) for state in sorted(wanted))
 
@@ -115,15 +118,17 @@ class Problem:
 
     def is_held(self, store: Store, choices: Sequence[int]) -> bool:
         """Whether some holder of a store needs it under an assignment."""
-        return any(self._needs(holder, choices) for holder in store.holders)
-
-    def _needs(self, holder: NodeHolder | UseHolder, choices: Sequence[int]) -> bool:
-        if isinstance(holder, NodeHolder):
-            return choices[holder.node] in holder.choices
-        value = self.values[holder.value]
-        use = value.uses[holder.use]
-        made = value.states[choices[value.producer]]
-        return (made, use.states[choices[use.node]]) in holder.pairs
+        for holder in store.holders:
+            if isinstance(holder, NodeHolder):
+                if choices[holder.node] in holder.choices:
+                    return True
+                continue
+            value = self.values[holder.value]
+            use = value.uses[holder.use]
+            made = value.states[choices[value.producer]]
+            if (made, use.states[choices[use.node]]) in holder.pairs:
+                return True
+        return False
 
     def cost(self, choices: Sequence[int], weights: Weights) -> float:
         """Objective of an assignment in seconds; KeyError when a change is illegal."""

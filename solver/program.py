@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autoplan.solver.descent import descend
+from autoplan.solver.descent import Descent
 from autoplan.solver.highs import RepeatedLp
 from autoplan.solver.linear import Costs, LpResult, Termination
 from autoplan.solver.lp import Handover, solve_lp
@@ -72,6 +72,7 @@ class ChoiceProgram:
             self._rows = ProgramRows(problem, self._live)
             self._prices = np.array(self._rows.prices, dtype=float)
             self._rows.model.costs = self._costs(self._usual_weights())[1].tolist()
+            self._descent = Descent(problem)
             self._ties = Support(self._rows.model)
             self._lp = RepeatedLp(self._rows.model)
 
@@ -92,8 +93,12 @@ class ChoiceProgram:
         if not result.has_solution:
             return _without_answer(result.termination)
         choices = self._rows.assignment(result.values)
-        choices = descend(self._problem, weights, self._open(result), choices)
         objective = self._problem.cost(choices, weights)
+        canonical = self._descent.descend(
+            choices, weights, among=self._open(result), objective=objective
+        )
+        if canonical != choices:
+            choices, objective = canonical, self._problem.cost(canonical, weights)
         optimal = result.termination is Termination.OPTIMAL
         bound = objective if optimal else min(objective, result.bound / scale)
         return Assignment(
