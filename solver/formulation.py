@@ -48,9 +48,7 @@ class Setting:
 class Formulation:
     """A block's choice problem in a setting, and what its answers mean."""
 
-    def __init__(
-        self, block: BlockClass, group: Group, cluster: Cluster, setting: Setting
-    ) -> None:
+    def __init__(self, block: BlockClass, group: Group, cluster: Cluster, setting: Setting) -> None:
         self._wiring = _wiring(block, group, cluster)
         self._setting = setting
         fixed = dict(setting.fixed)

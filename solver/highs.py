@@ -179,16 +179,15 @@ def silent_stdout() -> Iterator[None]:
 
 def _arrays(model: LpModel) -> Any:
     lp = highspy.HighsLp()
-    lp.num_col_, lp.num_row_ = len(model.costs), len(model.rows)
+    lp.num_col_, lp.num_row_ = len(model.costs), len(model.bounds)
     lp.col_cost_ = np.array(model.costs)
     lp.col_lower_, lp.col_upper_ = np.zeros(lp.num_col_), np.ones(lp.num_col_)
-    bounds = np.array([row.bound for row in model.rows])
-    senses = np.array([row.sense.value for row in model.rows])
-    lp.row_lower_ = np.where(senses == Sense.AT_MOST.value, -highspy.kHighsInf, bounds)
-    lp.row_upper_ = np.where(senses == Sense.AT_LEAST.value, highspy.kHighsInf, bounds)
-    lengths = [len(row.variables) for row in model.rows]
+    free_below = [sense is Sense.AT_MOST for sense in model.senses]
+    free_above = [sense is Sense.AT_LEAST for sense in model.senses]
+    lp.row_lower_ = np.where(free_below, -highspy.kHighsInf, model.bounds)
+    lp.row_upper_ = np.where(free_above, highspy.kHighsInf, model.bounds)
     lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-    lp.a_matrix_.start_ = np.cumsum([0, *lengths])
-    lp.a_matrix_.index_ = np.array([v for row in model.rows for v in row.variables])
-    lp.a_matrix_.value_ = np.array([c for row in model.rows for c in row.coefficients])
+    lp.a_matrix_.start_ = np.array(model.starts)
+    lp.a_matrix_.index_ = np.array(model.variables)
+    lp.a_matrix_.value_ = np.array(model.coefficients)
     return lp

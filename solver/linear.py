@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
@@ -44,13 +45,17 @@ class Row:
     coefficients: Sequence[float]
 
 
-@dataclass(slots=True)
 class LpModel:
-    """A minimisation over variables in [0, 1], some of them integer."""
+    """A minimisation over variables in [0, 1], some of them integer; rows one after the other."""
 
-    costs: list[float] = field(default_factory=list)
-    integer: list[bool] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.costs: list[float] = []
+        self.integer: list[bool] = []
+        self.senses: list[Sense] = []
+        self.bounds: list[float] = []
+        self.starts: list[int] = [0]
+        self.variables: list[int] = []
+        self.coefficients: list[float] = []
 
     def variable(self, cost: float = 0.0, *, integer: bool = False) -> int:
         """Index of a new variable in [0, 1]."""
@@ -66,16 +71,24 @@ class LpModel:
         coefficients: Sequence[float],
     ) -> None:
         """Add ``sum coefficients * variables (sense) bound``; variables must be distinct."""
-        self.rows.append(Row(sense, bound, variables, coefficients))
+        self.senses.append(sense)
+        self.bounds.append(bound)
+        self.variables += variables
+        self.coefficients += coefficients
+        self.starts.append(len(self.variables))
 
     @property
-    def entries(self) -> int:
-        """Variables, and coefficients other than zero."""
-        return len(self.costs) + sum(len(row.variables) for row in self.rows)
+    def rows(self) -> Iterator[Row]:
+        """The rows, one by one."""
+        for row, (sense, bound) in enumerate(zip(self.senses, self.bounds, strict=True)):
+            entries = slice(self.starts[row], self.starts[row + 1])
+            yield Row(sense, bound, self.variables[entries], self.coefficients[entries])
 
     def priced(self, costs: Costs) -> LpModel:
         """The same program at other costs."""
-        return replace(self, costs=costs.tolist())
+        model = copy.copy(self)
+        model.costs = costs.tolist()
+        return model
 
     def is_integral(self, values: Costs) -> bool:
         """Whether every integer variable has an integer value, up to a tolerance."""

@@ -70,7 +70,7 @@ class ChoiceProgram:
         self._is_open = all(self._live) and any(len(choices) > 1 for choices in self._live)
         if self._is_open:
             self._rows = ProgramRows(problem, self._live)
-            self._prices = np.array(self._rows.prices, dtype=float)
+            self._prices = self._rows.prices()
             self._rows.model.costs = self._costs(self._usual_weights())[1].tolist()
             self._descent = Descent(problem)
             self._ties = Support(self._rows.model)
@@ -108,7 +108,7 @@ class ChoiceProgram:
             termination=result.termination,
             relaxation_integral=result.relaxation_integral,
             variables=len(costs),
-            rows=len(self._rows.model.rows),
+            rows=len(self._rows.model.bounds),
             build_time=build_time,
             solve_time=result.solve_time,
         )
@@ -122,11 +122,12 @@ class ChoiceProgram:
     @property
     def size(self) -> int:
         """Bytes it takes, about."""
-        return _ENTRY * self._rows.model.entries if self._is_open else 0
+        model = self._rows.model
+        return _ENTRY * (len(model.costs) + len(model.variables)) if self._is_open else 0
 
     def _costs(self, weights: Weights) -> tuple[float, Costs]:
         """Costs of the variables, well above the solver's absolute tolerances, and the factor."""
-        seconds, stored, summed, held = self._prices.T
+        seconds, stored, summed, held = self._prices
         placed = seconds + weights.stored * stored + weights.summed * summed
         largest = float(np.max(np.abs(placed)))
         scale = _COST_SCALE / largest if largest else 1.0
@@ -134,7 +135,7 @@ class ChoiceProgram:
 
     def _usual_weights(self) -> Weights:
         """Weights of which only their order of magnitude matters."""
-        seconds, *kinds = self._prices.sum(axis=0).tolist()
+        seconds, *kinds = self._prices.sum(axis=1).tolist()
         return Weights(*(_USUAL_SHARE * seconds / size if size else 0.0 for size in kinds))
 
     def _only_answer(self, weights: Weights) -> Assignment:

@@ -26,7 +26,6 @@ question (``held`` above): so the rows belong to the problem, and a question has
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -47,6 +46,12 @@ _Price = tuple[float, int, int, int]
 
 _FREE: _Price = (0.0, 0, 0, 0)
 
+_Marginals = dict[tuple[int, int], _Expression]
+"""By pair of a made and a required state, where it is legal."""
+
+_MOST = 4096
+_PLUS, _MINUS = (1.0,) * _MOST, (-1.0,) * _MOST
+
 
 class ProgramRows:
     """The 0-1 program of a problem over its live choices, and what its variables cost."""
@@ -54,28 +59,34 @@ class ProgramRows:
     def __init__(self, problem: Problem, live: list[list[int]]) -> None:
         self.problem = problem
         self.model = LpModel()
-        self.prices: list[list[float]] = []
-        """By variable: seconds, then bytes stored, summed and held."""
+        self._seconds: list[float] = []
+        self._bytes: tuple[list[int], list[int], list[int]] = ([], [], [])
         self._picks = [
             {choice: self._pick(node, choice) for choice in choices}
             for node, choices in zip(problem.nodes, live, strict=True)
         ]
-        self._one_choice_each()
-        # Marginals by (value, use): those that a store looks at, and all that cost something.
+        for picks in self._picks:
+            self._equal(tuple(picks.values()), (), 1.0)  # (C1)
+        # Uses that a store looks at: their marginals are needed though they may be free.
         self._watched = {
-            (holder.value, problem.values[holder.value].uses[holder.use])
+            (holder.value, holder.use)
             for store in problem.stores
             for holder in store.holders
             if isinstance(holder, UseHolder)
         }
-        self._edges: dict[tuple[int, Use], dict[tuple[int, int], _Expression]] = {}
+        self._edges: dict[tuple[int, int], _Marginals] = {}
         for index, value in enumerate(problem.values):
             self._conversions(index, value)
         self._stores()
 
+    def prices(self) -> Costs:
+        """By variable: seconds, then bytes stored, summed and held; a row each."""
+        return np.array((self._seconds, *self._bytes), dtype=float)
+
     def assignment(self, values: Costs) -> tuple[int, ...]:
         """Choice of each node in an integral solution."""
-        return tuple(max(picks, key=lambda choice: values[picks[choice]]) for picks in self._picks)
+        found = values.tolist()
+        return tuple(max(picks, key=lambda choice: found[picks[choice]]) for picks in self._picks)
 
     def choices(self, allowed: npt.NDArray[np.bool_]) -> list[list[int]]:
         """Choices of each node whose variables are allowed."""
@@ -86,7 +97,9 @@ class ProgramRows:
         ]
 
     def _variable(self, price: _Price = _FREE, *, integer: bool = False) -> int:
-        self.prices.append(list(price))
+        self._seconds.append(price[0])
+        for kind, size in zip(self._bytes, price[1:], strict=True):
+            kind.append(size)
         return self.model.variable(integer=integer)
 
     def _pick(self, node: Node, choice: int) -> int:
@@ -95,15 +108,13 @@ class ProgramRows:
 
     def _charge(self, price: _Price, terms: _Expression) -> None:
         for index in terms:
-            self.prices[index] = [a + b for a, b in zip(self.prices[index], price, strict=True)]
+            self._seconds[index] += price[0]
+            for kind, size in zip(self._bytes, price[1:], strict=True):
+                kind[index] += size
 
-    def _sum_row(self, sense: Sense, bound: float, plus: _Expression, minus: _Expression) -> None:
-        self.model.row(sense, bound, (*plus, *minus), (*(1.0,) * len(plus), *(-1.0,) * len(minus)))
-
-    def _one_choice_each(self) -> None:
-        """(C1)."""
-        for picks in self._picks:
-            self._sum_row(Sense.EQUAL, 1.0, tuple(picks.values()), ())
+    def _equal(self, plus: _Expression, minus: _Expression, bound: float = 0.0) -> None:
+        signs = _PLUS[: len(plus)] + _MINUS[: len(minus)]
+        self.model.row(Sense.EQUAL, bound, plus + minus, signs)
 
     def _by_state(self, node: int, states: Sequence[int]) -> dict[int, _Expression]:
         groups: dict[int, list[int]] = {}
@@ -115,13 +126,15 @@ class ProgramRows:
         """(C2) to (C4) for one value."""
         made = self._by_state(value.producer, value.states)
         wanting: dict[tuple[int, int], list[_Expression]] = {}
-        for use in dict.fromkeys(value.uses):
-            wanted = self._by_state(use.node, use.states)
-            watched = (index, use) in self._watched
-            edges = self._marginals(value, made, wanted, watched=watched)
-            self._edges[index, use] = edges
-            for pair, terms in edges.items():
-                wanting.setdefault(pair, []).append(terms)
+        known: dict[Use, _Marginals] = {}
+        watched = {use for position, use in enumerate(value.uses) if (index, position) in self._watched}
+        for position, use in enumerate(value.uses):
+            if use not in known:
+                wanted = self._by_state(use.node, use.states)
+                known[use] = self._marginals(value, made, wanted, watched=use in watched)
+                for pair, terms in known[use].items():
+                    wanting.setdefault(pair, []).append(terms)
+            self._edges[index, position] = known[use]
         for pair, uses in wanting.items():
             self._pay_once((value.conversions[pair], 0, value.summed.get(pair, 0), 0), uses)
 
@@ -132,38 +145,48 @@ class ProgramRows:
         wanted: Mapping[int, _Expression],
         *,
         watched: bool,
-    ) -> dict[tuple[int, int], _Expression]:
+    ) -> _Marginals:
         """(C2) and (C3) for one use: ``e`` by pair, left out where it is free and unwatched."""
-        pairs = [pair for pair in itertools.product(made, wanted) if pair in value.conversions]
+        legal = value.conversions
+        pairs = [(p, q) for p in made for q in wanted if (p, q) in legal]
         unrestricted = len(pairs) == len(made) * len(wanted)
-        free = not any(value.conversions[pair] or pair in value.summed for pair in pairs)
-        if unrestricted and free and not watched:
-            return {}
-        if len(made) == 1:
-            return {pair: wanted[pair[1]] for pair in pairs}
-        if len(wanted) == 1:
-            return {pair: made[pair[0]] for pair in pairs}
-        edges: dict[tuple[int, int], _Expression] = {pair: (self._variable(),) for pair in pairs}
-        for state, terms in made.items():
-            leaving = tuple(edges[pair][0] for pair in pairs if pair[0] == state)
-            self._sum_row(Sense.EQUAL, 0.0, leaving, terms)
-        for state, terms in wanted.items():
-            arriving = tuple(edges[pair][0] for pair in pairs if pair[1] == state)
-            self._sum_row(Sense.EQUAL, 0.0, arriving, terms)
+        if unrestricted and not watched:
+            if not any(legal[pair] or pair in value.summed for pair in pairs):
+                return {}
+        leaving: dict[int, list[int]] = {state: [] for state in made}
+        arriving: dict[int, list[int]] = {state: [] for state in wanted}
+        for p, q in pairs:
+            leaving[p].append(q)
+            arriving[q].append(p)
+        # The only change from a state, or to one, is as often made as that state.
+        edges: _Marginals = {}
+        for p, q in pairs:
+            if len(leaving[p]) == 1:
+                edges[p, q] = made[p]
+            elif len(arriving[q]) == 1:
+                edges[p, q] = wanted[q]
+            else:
+                edges[p, q] = (self._variable(),)
+        for p, targets in leaving.items():
+            if len(targets) > 1:
+                self._equal(tuple(v for q in targets for v in edges[p, q]), made[p])
+        for q, sources in arriving.items():
+            if len(sources) > 1 or len(leaving[sources[0]]) == 1:
+                self._equal(tuple(v for p in sources for v in edges[p, q]), wanted[q])
         return edges
 
     def _pay_once(self, price: _Price, uses: Sequence[_Expression]) -> _Expression:
         """(C4): the price of a pair, or of a store, for all who need it; who pays."""
-        distinct = list(dict.fromkeys(uses))
         if not any(price):
             return ()
+        distinct = list(dict.fromkeys(uses)) if len(uses) > 1 else uses
         if len(distinct) == 1:
             self._charge(price, distinct[0])
             return distinct[0]
-        paid = self._variable(price)
+        paid = (self._variable(price),)
         for terms in distinct:
-            self._sum_row(Sense.AT_LEAST, 0.0, (paid,), terms)
-        return (paid,)
+            self.model.row(Sense.AT_LEAST, 0.0, paid + terms, _PLUS[:1] + _MINUS[: len(terms)])
+        return paid
 
     def _stores(self) -> None:
         """(C5) and (C6)."""
@@ -179,8 +202,7 @@ class ProgramRows:
         if isinstance(holder, NodeHolder):
             picks = self._picks[holder.node]
             return tuple(picks[choice] for choice in sorted(holder.choices & picks.keys()))
-        use = self.problem.values[holder.value].uses[holder.use]
-        edges = self._edges[holder.value, use]
+        edges = self._edges[holder.value, holder.use]
         return tuple(v for pair in sorted(holder.pairs & edges.keys()) for v in edges[pair])
 
     def _memory_row(self, held: Sequence[tuple[_Expression, int]], limit: int) -> None:

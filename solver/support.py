@@ -21,18 +21,16 @@ class Support:
     """
 
     def __init__(self, model: LpModel) -> None:
-        rows = [row for row in model.rows if not row.bound and row.sense is not Sense.AT_MOST]
-        self._rows = len(rows)
-        self._one_way = np.array([row.sense is Sense.AT_LEAST for row in rows], dtype=bool)
-        entries = [
-            (index, variable, coefficient > 0)
-            for index, row in enumerate(rows)
-            for variable, coefficient in zip(row.variables, row.coefficients, strict=True)
-        ]
-        row, variable, positive = np.array(entries, dtype=np.intp).reshape(-1, 3).T
-        above = positive.astype(bool)
-        self._plus = row[above], variable[above]
-        self._minus = row[~above], variable[~above]
+        self._rows = len(model.bounds)
+        senses = np.array([sense.value for sense in model.senses])
+        self._one_way = senses == Sense.AT_LEAST.value
+        usable = (np.array(model.bounds) == 0.0) & (senses != Sense.AT_MOST.value)
+        row = np.repeat(np.arange(self._rows), np.diff(model.starts))
+        variable = np.array(model.variables, dtype=np.intp)
+        above = np.array(model.coefficients) > 0
+        plus, minus = above & usable[row], ~above & usable[row]
+        self._plus = row[plus], variable[plus]
+        self._minus = row[minus], variable[minus]
 
     def reachable(self, allowed: _Flags) -> _Flags:
         """Those of the allowed variables that the rows let be 1."""

@@ -68,7 +68,9 @@ class Wire:
                     pair: forwards * times.forward + times.backward
                     for pair, times in self._changes.items()
                 }
-            self._values[forwards] = Value(self.made[0], self._made, self._uses, conversions, summed)
+            self._values[forwards] = Value(
+                self.made[0], self._made, self._uses, conversions, summed
+            )
         return self._values[forwards]
 
     @cached_property
