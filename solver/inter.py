@@ -25,11 +25,16 @@ from dataclasses import dataclass
 
 from autoplan.errors import UsageError
 from autoplan.solver.chain import Chain, ChainItem
-from autoplan.solver.stage_peaks import least_peaks, lightest_choices
-from autoplan.solver.stage_times import StageTimes
-from autoplan.solver.sweep import Ranges, fastest_cut, least_peak_cut
+from autoplan.solver.spans import most_items
+from autoplan.solver.stage_peaks import lightest_choices, lightest_cut
+from autoplan.solver.stage_times import Mixes, StageTimes
+from autoplan.solver.sweep import Ranges, fastest_cut
 
 __all__ = ["ChainItem", "StageCut", "cut_stages"]
+
+# Spans of fewer items are not worth leaving out.
+_FEW = 16
+_SLACK = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,20 +75,8 @@ def cut_stages(
         )
     assert len(in_flight) == stages
     chain = Chain(items, in_flight, microbatches)
-    times = StageTimes(chain, memory_limit)
-    ranges = _fastest(chain, times, microbatches)
-    if ranges is None:
-        ranges = least_peak_cut(least_peaks(chain), chain.group_of)
-        chosen = [
-            lightest_choices(chain, group, first, last)
-            for group, (first, last) in zip(chain.group_of, ranges, strict=True)
-        ]
-    else:
-        chosen = [
-            times.choices(group, first, last)
-            for group, (first, last) in zip(chain.group_of, ranges, strict=True)
-        ]
-    choices = tuple(index for stage in chosen for index in stage)
+    ranges, chosen = _best(chain, memory_limit)
+    choices = tuple(point for stage in chosen for point in stage)
     peak = max(
         chain.peak(group, first, last, choices[first:last])
         for group, (first, last) in zip(chain.group_of, ranges, strict=True)
@@ -91,23 +84,40 @@ def cut_stages(
     return StageCut(
         ranges=ranges,
         choices=choices,
-        objective=chain.seconds(ranges, choices, microbatches),
+        objective=chain.seconds(ranges, choices),
         peak_memory=peak,
         shortfall=max(0, peak - memory_limit),
     )
 
 
-def _fastest(chain: Chain, times: StageTimes, microbatches: int) -> Ranges | None:
+_Chosen = tuple[Ranges, list[list[int]]]
+
+
+def _best(chain: Chain, memory_limit: int) -> _Chosen:
+    """The fastest ranges and points of their blocks, or the lightest when nothing fits."""
+    mixes, times = Mixes(chain), chain.least_times
+    total, most = float(times.sum()), chain.microbatches - 1
+    even = max(total / len(chain.group_of), float(times.max()))
+    reach = max(_FEW, 1 + most_items(times, _SLACK * even))
     while True:
-        found = fastest_cut(times.bounds, chain.crossing, chain.group_of, microbatches)
+        reach = min(reach, chain.longest)
+        stage_times = StageTimes(chain, mixes, memory_limit, reach)
+        found = fastest_cut(stage_times, chain.crossing, chain.group_of, chain.microbatches)
         if found is None:
-            return None
-        fresh = [
-            (group, first, last)
-            for group, (first, last) in zip(chain.group_of, found.ranges, strict=True)
-            if not times.exact[group, first, last]
-        ]
-        if not fresh:
-            return found.ranges
-        for group, first, last in fresh:
-            times.make_exact(group, first, last)
+            peak, ranges = lightest_cut(chain)
+            if peak > memory_limit:
+                return ranges, [
+                    lightest_choices(chain, group, first, last)
+                    for group, (first, last) in zip(chain.group_of, ranges, strict=True)
+                ]
+            reach = max(last - first for first, last in ranges)
+            continue
+        # No faster cut has a longer stage than this.
+        needed = most_items(times, (found.objective - total) / most) if most else chain.longest
+        if min(needed, chain.longest) <= reach:
+            chosen = [
+                stage_times.choices(group, first, last)
+                for group, (first, last) in zip(chain.group_of, found.ranges, strict=True)
+            ]
+            return found.ranges, chosen
+        reach = needed

@@ -9,7 +9,7 @@ multiple-choice knapsack:
 solved for each transient u that some point has (a *level*), best relaxation first.
 
 The relaxation takes steps along the lower convex hulls of (weight, time) in order of seconds
-saved for a byte, and stops inside one, of rate r: the *split*. Against it every mix loses
+saved for a byte, and stops inside one that saves r: the *split*. Against it every mix loses
 ``sum n loss + r unused bytes`` seconds, where a point loses ``t + r weight`` beyond the least of
 its class (Dyer 1984; Zemel 1984). Rounding the split down gives a first mix. A better one has
 points of smaller losses in sum, which leaves few: they are merged class by class (Pisinger 1995),
@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from autoplan.solver.chain import Point
 
-__all__ = ["Mix", "Mixer"]
+__all__ = ["Mix", "Mixer", "hull_rates"]
 
 _SAME = 1e-13
 
@@ -47,11 +47,21 @@ class _Option(NamedTuple):
 
 
 class _Step(NamedTuple):
-    rate: float
+    """Along a hull; in order of ``slope``, seconds for a byte, which is negative."""
+
+    slope: float
+    block_class: int
     weight: int
     time: float
-    block_class: int
     reached: _Option
+
+
+class _Front(NamedTuple):
+    """Options of a class with transients of at most ``transient``, ascending in weight."""
+
+    transient: int
+    options: list[_Option]
+    steps: list[_Step]
 
 
 class _Partial(NamedTuple):
@@ -68,7 +78,7 @@ class _Relaxed:
 
     bound: float
     unused: int
-    base: list[_Option]
+    base: dict[int, _Option]
     split: _Step | None
 
 
@@ -77,116 +87,104 @@ class Mixer:
 
     def __init__(self, classes: Sequence[Sequence[Point]], in_flight: int) -> None:
         self._sizes = [len(points) for points in classes]
-        self._classes = [_undominated(points, in_flight) for points in classes]
-        self._levels: dict[tuple[int, ...], list[_Level]] = {}
-        steps = [_hull_steps(c, _pareto(options)) for c, options in enumerate(self._classes)]
-        self.rates = sorted({step.rate for some in steps for step in some})
+        self._fronts = [
+            _fronts(block_class, _undominated(points, in_flight))
+            for block_class, points in enumerate(classes)
+        ]
 
     def mix(self, counts: Sequence[int], limit: int) -> Mix | None:
         """Fastest mix of ``counts`` blocks of each class in ``limit`` bytes; none if none fits."""
-        present = tuple(index for index, count in enumerate(counts) if count)
-        if present not in self._levels:
-            self._levels[present] = _levels(self._classes, present)
-        relaxed = []
-        for order, level in enumerate(self._levels[present]):
-            found = level.relaxed(counts, limit)
-            if found is not None:
-                relaxed.append((found.bound, order, level, found))
-        best = None
-        for bound, _, level, found in sorted(relaxed, key=lambda entry: entry[:2]):
-            if best is not None and bound >= best.time * (1 - _SAME):
-                break
-            gap = float("inf") if best is None else best.time - bound
-            moves = level.rounded(counts, found, gap)
+        present = [block_class for block_class, count in enumerate(counts) if count]
+        fronts = [self._fronts[block_class] for block_class in present]
+        least = max(some[0].transient for some in fronts)
+        levels = []
+        for transient in sorted({front.transient for some in fronts for front in some}):
+            if transient >= least:
+                level = {
+                    block_class: _highest(some, transient)
+                    for block_class, some in zip(present, fronts, strict=True)
+                }
+                relaxed = _relaxed(level, counts, limit - transient)
+                if relaxed is not None:
+                    levels.append((relaxed.bound, transient, level, relaxed))
+        best, gap = None, float("inf")
+        for bound, _, level, relaxed in sorted(levels, key=lambda entry: entry[:2]):
+            if best is not None:
+                gap = best.time - bound
+                if gap <= bound * _SAME:
+                    break
+            moves = _rounded(level, counts, relaxed, gap)
             if moves is not None:
-                best = self._mix(counts, found.base, moves)
+                best = self._mix(level, counts, relaxed.base, moves)
         return best
 
     def _mix(
-        self, counts: Sequence[int], base: Sequence[_Option], moves: Sequence[tuple[int, int, int]]
+        self,
+        level: dict[int, _Front],
+        counts: Sequence[int],
+        base: dict[int, _Option],
+        moves: Sequence[tuple[int, int, int]],
     ) -> Mix:
         blocks = [[0] * size for size in self._sizes]
-        for row, option, count in zip(blocks, base, counts, strict=True):
-            row[option.point] = count
+        for block_class, option in base.items():
+            blocks[block_class][option.point] = counts[block_class]
         for block_class, point, count in moves:
             blocks[block_class][base[block_class].point] -= count
             blocks[block_class][point] += count
-        times = {(c, o.point): o.time for c, options in enumerate(self._classes) for o in options}
         time = sum(
-            count * times[block_class, point]
-            for block_class, row in enumerate(blocks)
-            for point, count in enumerate(row)
-            if count
+            blocks[block_class][option.point] * option.time
+            for block_class, front in level.items()
+            for option in front.options
         )
         return Mix(time, tuple(map(tuple, blocks)))
 
 
-class _Level:
-    """The points whose transient is at most ``transient``, of the classes that are present."""
+def _relaxed(level: dict[int, _Front], counts: Sequence[int], room: int) -> _Relaxed | None:
+    base, time = {}, 0.0
+    for block_class, front in level.items():
+        option = base[block_class] = front.options[0]
+        room -= counts[block_class] * option.weight
+        time += counts[block_class] * option.time
+    if room < 0:
+        return None
+    for step in sorted([step for front in level.values() for step in front.steps]):
+        count = counts[step.block_class]
+        if count * step.weight > room:
+            return _Relaxed(time + room * step.slope, room, base, step)
+        room -= count * step.weight
+        time -= count * step.time
+        base[step.block_class] = step.reached
+    return _Relaxed(time, room, base, None)
 
-    def __init__(
-        self, classes: Sequence[Sequence[_Option]], present: Sequence[int], transient: int
-    ) -> None:
-        self.transient = transient
-        self._present = present
-        self._leanest = [options[0] for options in classes]
-        self._options: dict[int, list[_Option]] = {}
-        steps = []
-        for block_class in present:
-            options = _pareto([o for o in classes[block_class] if o.transient <= transient])
-            self._options[block_class] = options
-            self._leanest[block_class] = options[0]
-            steps += _hull_steps(block_class, options)
-        self._steps = sorted(steps, key=lambda step: (-step.rate, step.block_class))
 
-    def relaxed(self, counts: Sequence[int], limit: int) -> _Relaxed | None:
-        base = list(self._leanest)
-        unused = limit - self.transient
-        time = 0.0
-        for block_class in self._present:
-            unused -= counts[block_class] * base[block_class].weight
-            time += counts[block_class] * base[block_class].time
-        if unused < 0:
-            return None
-        for step in self._steps:
-            count = counts[step.block_class]
-            if count * step.weight > unused:
-                return _Relaxed(time - unused * step.rate, unused, base, step)
-            unused -= count * step.weight
-            time -= count * step.time
-            base[step.block_class] = step.reached
-        return _Relaxed(time, unused, base, None)
-
-    def rounded(
-        self, counts: Sequence[int], relaxed: _Relaxed, gap: float
-    ) -> Sequence[tuple[int, int, int]] | None:
-        """Moves from ``base`` to the best mix that loses less than ``gap``; none if none does."""
-        if relaxed.split is None:
-            return ()
-        search = _Search(counts, relaxed, relaxed.split, gap, relaxed.bound * _SAME)
-        search.offer(_Partial(0.0, 0, ()), 0)
-        last = relaxed.split.block_class
-        partials = [_Partial(0.0, 0, ())]
-        for block_class in (*(c for c in self._present if c != last), last):
-            moves = search.moves(block_class, self._options[block_class])
-            if moves:
-                partials = search.merged(partials, block_class, moves)
-        return search.best
+def _rounded(
+    level: dict[int, _Front], counts: Sequence[int], relaxed: _Relaxed, gap: float
+) -> Sequence[tuple[int, int, int]] | None:
+    """Moves from ``base`` to the best mix that loses less than ``gap``; none if none does."""
+    if relaxed.split is None:
+        return ()
+    search = _Search(counts, relaxed, relaxed.split, gap)
+    partials = [_Partial(0.0, 0, ())]
+    search.offer(partials[0], 0)
+    for block_class in sorted(level, key=relaxed.split.block_class.__eq__):
+        moves = search.moves(block_class, level[block_class].options)
+        if moves:
+            partials = search.merged(partials, block_class, moves)
+    return search.best
 
 
 class _Search:
     """Rounds one relaxation; ``gap`` is what the best mix so far loses."""
 
-    def __init__(
-        self, counts: Sequence[int], relaxed: _Relaxed, split: _Step, gap: float, same: float
-    ) -> None:
+    def __init__(self, counts: Sequence[int], relaxed: _Relaxed, split: _Step, gap: float) -> None:
         self._counts, self._relaxed, self._split = counts, relaxed, split
-        self.gap, self._same = gap, same
+        self._rate, self._same = -split.slope, relaxed.bound * _SAME
+        self._gap = gap
         self.best: tuple[tuple[int, int, int], ...] | None = None
 
     def moves(self, block_class: int, options: Sequence[_Option]) -> list[tuple[float, int, int]]:
         """(loss, weight, point) of the moves of a block that may be in a better mix."""
-        rate, base = self._split.rate, self._relaxed.base[block_class]
+        base = self._relaxed.base[block_class]
         skipped = {base.point}
         if block_class == self._split.block_class:
             skipped.add(self._split.reached.point)
@@ -194,8 +192,8 @@ class _Search:
         for option in options:
             if option.point not in skipped:
                 weight = option.weight - base.weight
-                loss = max(0.0, option.time - base.time + rate * weight)
-                if loss < self.gap - self._same:
+                loss = max(0.0, option.time - base.time + self._rate * weight)
+                if loss < self._gap - self._same:
                     found.append((loss, weight, option.point))
         return sorted(found)
 
@@ -213,10 +211,10 @@ class _Search:
                 self.offer(more, moved if of_split else 0)
                 merged.append(more)
         merged.sort(key=lambda partial: (partial.weight, partial.loss))
-        rate, kept, fastest = self._split.rate, [], float("inf")
+        kept, fastest = [], float("inf")
         for partial in merged:
-            time = partial.loss - rate * partial.weight
-            if time < fastest and partial.loss < self.gap - self._same:
+            time = partial.loss - self._rate * partial.weight
+            if time < fastest and partial.loss < self._gap - self._same:
                 fastest = time
                 kept.append(partial)
         return sorted(kept)
@@ -234,7 +232,7 @@ class _Search:
         loss, weight, point = moves[0]
         for count in range(self._counts[block_class] - moved + 1):
             total = partial.loss + count * loss
-            if total >= self.gap - self._same:
+            if total >= self._gap - self._same:
                 break
             taken = ((block_class, point, count),) if count else ()
             more = _Partial(total, partial.weight + count * weight, partial.moves + taken)
@@ -247,11 +245,17 @@ class _Search:
         if unused < 0:
             return
         count = min(unused // split.weight, self._counts[split.block_class] - moved)
-        loss = partial.loss + split.rate * (unused - count * split.weight)
-        if loss < self.gap:
-            self.gap = loss
+        loss = partial.loss + self._rate * (unused - count * split.weight)
+        if loss < self._gap:
+            self._gap = loss
             taken = ((split.block_class, split.reached.point, count),) if count else ()
             self.best = partial.moves + taken
+
+
+def hull_rates(points: Sequence[Point], in_flight: int) -> list[float]:
+    """Seconds saved for a byte on each step of a class's hull, whatever the transients."""
+    front = _fronts(0, _undominated(points, in_flight))[-1]
+    return [-step.slope for step in front.steps]
 
 
 def _undominated(points: Sequence[Point], in_flight: int) -> list[_Option]:
@@ -267,36 +271,35 @@ def _undominated(points: Sequence[Point], in_flight: int) -> list[_Option]:
     return kept
 
 
-def _pareto(options: Sequence[_Option]) -> list[_Option]:
-    """Options that no other beats in weight and time; they come ascending in weight."""
-    kept: list[_Option] = []
-    for option in options:
-        if not kept or option.time < kept[-1].time:
-            kept.append(option)
-    return kept
+def _fronts(block_class: int, options: Sequence[_Option]) -> list[_Front]:
+    """What is left of a class for each transient that its options have, ascending."""
+    fronts = []
+    for transient in sorted({option.transient for option in options}):
+        left: list[_Option] = []
+        for option in options:
+            if option.transient <= transient and (not left or option.time < left[-1].time):
+                left.append(option)
+        fronts.append(_Front(transient, left, _hull_steps(block_class, left)))
+    return fronts
+
+
+def _highest(fronts: Sequence[_Front], transient: int) -> _Front:
+    """The front for transients of at most ``transient``."""
+    return next(front for front in reversed(fronts) if front.transient <= transient)
 
 
 def _hull_steps(block_class: int, options: Sequence[_Option]) -> list[_Step]:
-    """Steps along the lower convex hull, each of a lower rate than the one before."""
+    """Steps along the lower convex hull, each steeper than the next."""
     hull: list[_Option] = []
     for option in options:
-        while len(hull) > 1 and _rate(hull[-2], hull[-1]) <= _rate(hull[-1], option):
+        while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= _slope(hull[-1], option):
             hull.pop()
         hull.append(option)
     return [
-        _Step(_rate(a, b), b.weight - a.weight, a.time - b.time, block_class, b)
+        _Step(_slope(a, b), block_class, b.weight - a.weight, a.time - b.time, b)
         for a, b in pairwise(hull)
     ]
 
 
-def _rate(light: _Option, heavy: _Option) -> float:
-    """Seconds saved for a byte."""
-    return (light.time - heavy.time) / (heavy.weight - light.weight)
-
-
-def _levels(classes: Sequence[Sequence[_Option]], present: Sequence[int]) -> list[_Level]:
-    if not present:
-        return []
-    least = max(min(option.transient for option in classes[c]) for c in present)
-    transients = {option.transient for c in present for option in classes[c]}
-    return [_Level(classes, present, t) for t in sorted(transients) if t >= least]
+def _slope(light: _Option, heavy: _Option) -> float:
+    return (heavy.time - light.time) / (heavy.weight - light.weight)

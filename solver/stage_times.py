@@ -1,107 +1,127 @@
-"""Least seconds of each range of blocks at each stage within a memory limit, found lazily.
+"""Least seconds of each span of blocks at each stage within a memory limit, found lazily.
 
-A table over ranges starts with lower bounds: infinite where even the lightest points do not
-fit, exact where the fastest do, and in between the best of some Lagrangian bounds
+Entries start as lower bounds: infinite where even the lightest points do not fit, exact where
+the fastest do, and in between the best of some Lagrangian bounds
 
     sum min_p (t + rate weight) - rate (limit - fixed - least transient)
 
-whose rates are those of the steps of the classes' convex hulls, so that it is the linear
-relaxation. A range that a cut wants is then mixed exactly, at once for all that are alike.
+With the rates of all steps of the classes' convex hulls that is the linear relaxation. A span
+that a cut wants is then mixed exactly, at once for all that are alike.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from autoplan.solver.chain import Chain, Point, range_maxima, range_sums
-from autoplan.solver.mixing import Mix, Mixer
+from autoplan.solver.chain import Chain
+from autoplan.solver.mixing import Mix, Mixer, hull_rates
+from autoplan.solver.spans import inside, span_maxima, span_sums
 
-__all__ = ["StageTimes"]
+__all__ = ["Mixes", "StageTimes"]
 
+_RATE_CLASSES = 6
 _MOST_RATES = 12
 
 
-class StageTimes:
-    """``bounds`` [group, i, k] in seconds, ``exact`` where they are the least seconds."""
+class Mixes:
+    """Fastest mixes of blocks at the stages of a chain, each found once."""
 
-    def __init__(self, chain: Chain, memory_limit: int) -> None:
+    def __init__(self, chain: Chain) -> None:
         self._chain = chain
-        self._mixers = [Mixer(chain.classes, flight) for flight in chain.flights]
-        self._mixes: dict[tuple[int, int, tuple[int, ...]], Mix | None] = {}
-        self._rooms = memory_limit - chain.fixed
-        fastest = [min(points, key=lambda p: p.time) for points in chain.classes]
-        time = range_sums(chain.of_items([point.time for point in fastest]))
-        self.bounds = np.broadcast_to(time, self._rooms.shape).copy()
-        self.exact = np.zeros(self._rooms.shape, dtype=bool)
-        for group in range(len(chain.flights)):
-            self._bound(group)
-        ends = np.arange(len(time))
-        self.bounds[:, ends[:, None] >= ends[None, :]] = np.inf
+        self._mixers: dict[int, Mixer] = {}
+        self._found: dict[tuple[int, int, tuple[int, ...]], Mix | None] = {}
 
-    def _bound(self, group: int) -> None:
-        chain, flight, room = self._chain, self._chain.flights[group], self._rooms[group]
-        leanest = _weights([_lightest(points, flight) for points in chain.classes], flight)
-        smallest = [min(point.transient for point in points) for points in chain.classes]
-        transient = range_maxima(chain.of_items(smallest))
-        needed = range_sums(chain.of_items(leanest)) + transient
-        fastest = [_fastest(points, flight) for points in chain.classes]
-        wanted = range_sums(chain.of_items(_weights(fastest, flight)))
-        wanted += range_maxima(chain.of_items([point.transient for point in fastest]))
-        self.exact[group] = (wanted <= room) | (needed > room)
-        bounds = self.bounds[group]
-        for rate in _spread(self._mixers[group].rates):
-            priced = [min(p.time + rate * p.weight(flight) for p in ps) for ps in chain.classes]
-            bound = range_sums(chain.of_items(priced)) - rate * (room - transient)
-            np.maximum(bounds, bound, out=bounds, where=~self.exact[group])
-        bounds[needed > room] = np.inf
+    def of(self, group: int, first: int, last: int, room: int) -> Mix | None:
+        """Fastest mix of items first..last-1 in so many bytes, besides the fixed ones."""
+        counts = tuple((self._chain.counts[last] - self._chain.counts[first]).tolist())
+        key = (group, room, counts)
+        if key not in self._found:
+            if group not in self._mixers:
+                self._mixers[group] = Mixer(self._chain.classes, self._chain.flights[group])
+            self._found[key] = self._mixers[group].mix(counts, room)
+        return self._found[key]
 
-    def make_exact(self, group: int, first: int, last: int) -> None:
-        """Mix the range, and all with the same blocks and as many bytes, exactly."""
-        mix = self.mix(group, first, last)
-        counts = self._chain.counts
-        alike = self._rooms[group] == self._rooms[group, first, last]
-        for row, count in zip(counts.T, counts[last] - counts[first], strict=True):
-            alike &= row[None, :] - row[:, None] == count
-        self.bounds[group][alike] = np.inf if mix is None else mix.time
-        self.exact[group] |= alike
+
+class StageTimes:
+    """``values`` [group, l, i] in seconds, lower bounds until they are made exact.
+
+    Spans have up to ``reach`` items.
+    """
+
+    def __init__(self, chain: Chain, mixes: Mixes, memory_limit: int, reach: int) -> None:
+        self._chain, self._mixes = chain, mixes
+        self._room = memory_limit - chain.fixed(reach)
+        self._fastest = np.lexsort((chain.transient, chain.times))[:, 0]
+        chosen = np.arange(len(chain.classes)), self._fastest
+        wanted = span_sums(chain.of_items(chain.weights()[:, *chosen]), reach)
+        wanted += span_maxima(chain.of_items(chain.transient[chosen]), reach)
+        self._plenty = wanted <= self._room
+        time = span_sums(chain.least_times, reach)
+        time[~inside(len(chain.items), reach)] = np.inf
+        self.values = np.where(self._plenty, time, np.inf)
+        self._exact = np.ones_like(self._plenty)
+        if not (chain.single or self._plenty.all()):
+            self._add_bounds(time, reach)
+
+    def _add_bounds(self, time: NDArray[np.float64], reach: int) -> None:
+        chain, weights = self._chain, self._chain.weights()
+        room = self._room - span_maxima(chain.of_items(chain.transient.min(axis=1)), reach)
+        lightest = span_sums(chain.of_items(weights.min(axis=2)), reach)
+        unknown = (lightest <= room) & ~self._plenty
+        self._exact = ~unknown
+        bounds = np.broadcast_to(time, self.values.shape).copy()
+        for rate in _rates(chain).T[..., None, None]:
+            priced = (chain.times + rate * weights).min(axis=2)
+            bound = span_sums(chain.of_items(priced), reach)
+            bound -= rate * room
+            np.maximum(bounds, bound, out=bounds)
+        np.copyto(self.values, bounds, where=unknown)
+
+    def make_exact(self, group: int, first: int, last: int) -> bool:
+        """Mix items first..last-1, and all spans alike, exactly; false when they were."""
+        length = last - first
+        if self._exact[group, length - 1, first]:
+            return False
+        rooms = self._room[group, length - 1]
+        mix = self._mixes.of(group, first, last, int(rooms[first]))
+        blocks = self._chain.counts[length:] - self._chain.counts[:-length]
+        alike = np.zeros(len(rooms), dtype=bool)
+        alike[: len(blocks)] = (blocks == blocks[first]).all(axis=1)
+        alike &= rooms == rooms[first]
+        self.values[group, length - 1, alike] = np.inf if mix is None else mix.time
+        self._exact[group, length - 1, alike] = True
+        return True
 
     def choices(self, group: int, first: int, last: int) -> list[int]:
-        """Points of the blocks of a range in its fastest mix; of a class, lower indices first."""
-        mix = self.mix(group, first, last)
+        """Points of the blocks of a range in its fastest mix; of a class, lower ones first."""
+        span = (group, last - first - 1, first)
+        classes = self._chain.class_of[first:last].tolist()
+        if self._plenty[span]:
+            return [int(self._fastest[block_class]) for block_class in classes]
+        mix = self._mixes.of(group, first, last, int(self._room[span]))
         assert mix is not None, "the range fits"
         points = [
-            iter([index for index, count in enumerate(counts) for _ in range(count)])
+            iter([point for point, count in enumerate(counts) for _ in range(count)])
             for counts in mix.counts
         ]
-        return [next(points[block_class]) for block_class in self._chain.class_of[first:last]]
-
-    def mix(self, group: int, first: int, last: int) -> Mix | None:
-        """Fastest mix of a range."""
-        counts = tuple((self._chain.counts[last] - self._chain.counts[first]).tolist())
-        room = int(self._rooms[group, first, last])
-        key = (group, room, counts)
-        if key not in self._mixes:
-            self._mixes[key] = self._mixers[group].mix(counts, room)
-        return self._mixes[key]
+        return [next(points[block_class]) for block_class in classes]
 
 
-def _weights(points: Sequence[Point], flight: int) -> list[int]:
-    return [point.weight(flight) for point in points]
+def _rates(chain: Chain) -> NDArray[np.float64]:
+    """Seconds saved for a byte [group, rate], by the classes with the most blocks."""
+    common = [c for c, _ in Counter(chain.class_of.tolist()).most_common(_RATE_CLASSES)]
+    found = [
+        sorted({rate for c in common for rate in hull_rates(chain.classes[c], flight)})
+        for flight in chain.flights
+    ]
+    most = min(_MOST_RATES, max(map(len, found)))
+    return np.array([_spread(rates or [0.0], most) for rates in found])
 
 
-def _lightest(points: Sequence[Point], flight: int) -> Point:
-    return min(points, key=lambda p: p.weight(flight))
-
-
-def _fastest(points: Sequence[Point], flight: int) -> Point:
-    return min(points, key=lambda p: (p.time, p.weight(flight), p.transient))
-
-
-def _spread(rates: Sequence[float]) -> Sequence[float]:
-    """At most so many of them, evenly by rank."""
-    if len(rates) <= _MOST_RATES:
-        return rates
-    ranks = np.linspace(0, len(rates) - 1, _MOST_RATES).round().astype(int)
-    return [rates[rank] for rank in ranks]
+def _spread(rates: Sequence[float], number: int) -> list[float]:
+    """So many of the rates, evenly by rank."""
+    return [rates[(2 * rank + 1) * len(rates) // (2 * number)] for rank in range(number)]

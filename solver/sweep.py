@@ -1,4 +1,4 @@
-"""The fastest cut of a chain into stages, given the seconds of each range at each stage.
+"""The fastest cut of a chain into stages, given the seconds of each span at each stage.
 
 With m microbatches, ``t_s`` seconds of stage s and ``c_s`` of the messages at its end, a cut takes
 
@@ -8,19 +8,23 @@ The suffix of stages is in the state: ``G[s, i]`` is the least sum over stages s
 none longer than t_max. One pass finds the least t_max that any cut has. The sum can only fall as
 t_max rises, so between two values of t_max the least that a cut may take is known, and only
 where that is below the best so far is a value in between tried.
+
+Seconds may be lower bounds: a cut found is made exact until the best one by bounds is exact,
+which then is the best of all.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["SAME", "Found", "Ranges", "fastest_cut", "least_peak_cut"]
+from autoplan.solver.spans import at_ends, windows
+
+__all__ = ["SAME", "Found", "Ranges", "SpanTimes", "fastest_cut", "least_peak_cut"]
 
 SAME = 1e-12
 """Relative difference of seconds that is rounding."""
@@ -28,7 +32,16 @@ SAME = 1e-12
 Ranges = tuple[tuple[int, int], ...]
 """Stages as half-open ranges of items."""
 
-_Floats = NDArray[np.float64]
+_STEP = 1.01
+
+
+class SpanTimes(Protocol):
+    """Seconds ``values`` [group, l, i] of items i to i + l, infinite where they don't fit."""
+
+    values: NDArray[np.float64]
+
+    def make_exact(self, group: int, first: int, last: int) -> bool:
+        """Make items first..last-1 exact; false when they were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,99 +53,123 @@ class Found:
     slowest: float
     objective: float
 
-    def better(self, other: Found) -> Found:
-        """The faster of the two, this one when they are equal."""
-        return other if other.objective < self.objective * (1 - SAME) else self
-
 
 def fastest_cut(
-    times: _Floats, crossing: _Floats, group_of: Sequence[int], microbatches: int
+    times: SpanTimes, crossing: NDArray[np.float64], group_of: Sequence[int], microbatches: int
 ) -> Found | None:
     """Fastest cut; none when each has an infinite stage.
 
-    ``times`` [group, i, k] is seconds of items i..k-1 at a stage of the group, ``group_of`` says
-    which each stage is of, and ``crossing`` [k] is seconds of a stage's messages at its end.
+    ``group_of`` says of which group of ``times`` each stage is, and ``crossing`` [item] is
+    seconds of a stage's messages when it ends there.
     """
     sweep = _Sweep(times, crossing, group_of, microbatches)
-    least, _ = _best(_windows(times, group_of), np.maximum)
-    if not np.isfinite(least):
+    least, best = sweep.first()
+    if best is None:
         return None
-    low = float(least) * (1 + SAME)
-    loosest = sweep.at(np.inf)
-    best = sweep.at(low).better(loosest)
-    if microbatches == 1:
-        return best
-    limits = _distinct(times, low, (best.objective - loosest.total) / (microbatches - 1))
-    gaps = [(0, len(limits), loosest.total)]
+    # Open intervals of t_max, with a bound of the sum in them.
+    gaps = [(best.slowest, np.inf, sweep.least_total()), (least, best.slowest, best.total)]
     while gaps:
-        start, stop, total = gaps.pop()
-        if start == stop:
+        low, high, total = gaps.pop()
+        if microbatches > 1:
+            high = min(high, (best.objective - total) / (microbatches - 1))
+        values = _distinct(times.values, low, high)
+        if not values or not sweep.may_beat(best, total, values[0]):
             continue
-        if total + (microbatches - 1) * limits[start] >= best.objective * (1 - SAME):
-            continue
-        middle = (start + stop) // 2
-        found = sweep.at(limits[middle])
-        best = best.better(found)
-        # From its own slowest stage on, this cut is the best.
-        below = bisect_left(limits, found.slowest * (1 - SAME), start, middle)
-        gaps += [(middle + 1, stop, total), (start, below, found.total)]
+        limit = values[len(values) // 2] if microbatches > 1 else values[-1]
+        found = sweep.at(limit)
+        gaps.append((limit, high, total))
+        if found is not None:
+            # From its own slowest stage on, this cut is the best.
+            gaps.append((low, found.slowest, found.total))
+            if found.objective < best.objective * (1 - SAME):
+                best = found
     return best
 
 
-def least_peak_cut(peaks: NDArray[np.int64], group_of: Sequence[int]) -> Ranges:
-    """Cut with the least peak, where ``peaks`` [group, i, k] is bytes."""
-    _, ranges = _best(_windows(peaks, group_of), np.maximum)
-    return ranges
+def least_peak_cut(peaks: NDArray[np.int64], group_of: Sequence[int]) -> tuple[int, Ranges]:
+    """Least bytes of the fullest stage, and a cut with that; ``peaks`` [group, l, i] is bytes."""
+    peak, ranges = _best([peaks[group] for group in group_of], np.maximum)
+    return int(peak), ranges
 
 
 class _Sweep:
     def __init__(
-        self, times: _Floats, crossing: _Floats, group_of: Sequence[int], microbatches: int
+        self,
+        times: SpanTimes,
+        crossing: NDArray[np.float64],
+        group_of: Sequence[int],
+        microbatches: int,
     ) -> None:
         self._times, self._group_of, self._microbatches = times, group_of, microbatches
-        self._passing = times + crossing
+        self._crossing = at_ends(crossing, times.values.shape[1])
 
-    def at(self, limit: float) -> Found:
-        """Least sum with no stage over ``limit`` seconds, which is feasible."""
-        allowed = np.where(self._times <= limit, self._passing, np.inf)
-        total, ranges = _best(_windows(allowed, self._group_of), np.add)
-        slowest = max(
-            float(self._times[group, first, last])
-            for group, (first, last) in zip(self._group_of, ranges, strict=True)
-        )
+    def first(self) -> tuple[float, Found | None]:
+        """Lower bound of the slowest stage, and a cut whose slowest is nearly that."""
+        limit = 0.0
+        while True:
+            least = float(_best([self._times.values[g] for g in self._group_of], np.maximum)[0])
+            if least == np.inf:
+                return least, None
+            limit = max(least * (1 + SAME), limit * _STEP)
+            found = self.at(limit)
+            if found is not None:
+                return least * (1 - SAME), found
+
+    def least_total(self) -> float:
+        """Lower bound of the sum of any cut."""
+        return float(self._best_within(np.inf)[0])
+
+    def may_beat(self, best: Found, total: float, slowest: float) -> bool:
+        """Whether a cut of at least that sum and that slowest stage may be faster."""
+        return total + (self._microbatches - 1) * slowest < best.objective * (1 - SAME)
+
+    def at(self, limit: float) -> Found | None:
+        """Least sum with no stage over ``limit`` seconds, exactly; none if there is none."""
+        while True:
+            total, ranges = self._best_within(limit)
+            if not np.isfinite(total):
+                return None
+            spans = [(g, *ends) for g, ends in zip(self._group_of, ranges, strict=True)]
+            if not sum(self._times.make_exact(*span) for span in spans):
+                break
+        slowest = max(float(self._times.values[g, b - a - 1, a]) for g, a, b in spans)
         objective = float(total) + (self._microbatches - 1) * slowest
         return Found(ranges, float(total), slowest, objective)
 
-
-def _windows(table: NDArray[Any], group_of: Sequence[int]) -> list[NDArray[Any]]:
-    """The ranges that each stage may have, [start - stage, end - stage - 1]."""
-    width = table.shape[1] - len(group_of)
-    return [
-        table[group, stage : stage + width, stage + 1 : stage + 1 + width]
-        for stage, group in enumerate(group_of)
-    ]
+    def _best_within(self, limit: float) -> tuple[Any, Ranges]:
+        values = self._times.values
+        allowed = np.where(values <= limit, values + self._crossing, np.inf)
+        return _best([allowed[group] for group in self._group_of], np.add)
 
 
-def _best(windows: Sequence[NDArray[Any]], combine: np.ufunc) -> tuple[Any, Ranges]:
-    """Least combination of one range of each stage, end to end, and the ranges."""
-    width, kind = len(windows[0]), windows[0].dtype
+def _best(tables: Sequence[NDArray[Any]], combine: np.ufunc) -> tuple[Any, Ranges]:
+    """Least combination of one span of each stage's table, end to end, and the ranges."""
+    (reach, count), kind = tables[0].shape, tables[0].dtype
     worst = np.inf if kind.kind == "f" else np.iinfo(kind).max
-    rests = [np.full(width, worst, dtype=kind)]
-    rests[0][-1] = 0
-    for window in reversed(windows):
-        rests.append(combine(window, rests[-1]).min(axis=1))
-    rests.reverse()
+    rest = np.full(count + reach, worst, dtype=kind)
+    rest[count] = 0
+    after = windows(rest, count, skip=1)
+    rests = [rest.copy()]
+    starts = count - len(tables) + 1
+    for stage in reversed(range(len(tables))):
+        window = slice(stage, stage + starts)
+        least = np.minimum.reduce(combine(tables[stage][:, window], after[:, window]), axis=0)
+        rest.fill(worst)
+        rest[window] = least
+        rests.append(rest.copy())
     ranges, start = [], 0
-    for stage, window in enumerate(windows):
-        end = int(combine(window[start], rests[stage + 1]).argmin())
-        ranges.append((stage + start, stage + end + 1))
+    for table, rest in zip(tables, reversed(rests[:-1]), strict=True):
+        end = (
+            start + 1 + int(combine(table[:, start], rest[start + 1 : start + 1 + reach]).argmin())
+        )
+        ranges.append((start, end))
         start = end
-    return rests[0][0], tuple(ranges)
+    return rests[-1][0], tuple(ranges)
 
 
-def _distinct(times: _Floats, low: float, high: float) -> list[float]:
+def _distinct(times: NDArray[np.float64], low: float, high: float) -> list[float]:
     """Ascending values in between, each the largest of those that differ only by rounding."""
-    values = np.unique(times[(times > low) & (times <= high * (1 + SAME))])
-    last = np.append(values[1:] > values[:-1] * (1 + SAME), True)[: len(values)]
-    found: list[float] = values[last].tolist()
-    return found
+    inside = (times > low * (1 + SAME)) & (times < high * (1 - SAME))
+    values = np.sort(times[inside])
+    last = values[:-1] * (1 + SAME) < values[1:]
+    return [*values[:-1][last].tolist(), *values[-1:].tolist()]
