@@ -122,6 +122,13 @@ def test_early_stages_get_fewer_blocks_when_activations_bind() -> None:
     assert cut.ranges == ((0, 3), (3, 8))
 
 
+def test_memory_may_force_a_stage_far_longer_than_the_others() -> None:
+    items = [_block(_point(static=0, activation=1, transient=0))] * 60
+    cut = cut_stages(items, stages=2, microbatches=16, in_flight=[16, 1], memory_limit=115)
+    assert cut.shortfall == 0
+    assert cut.ranges == ((0, 5), (5, 60))
+
+
 def test_only_the_stage_that_holds_more_microbatches_recomputes() -> None:
     light = _point(forward=1.1, static=0, activation=1)
     items = [_block(_point(static=0), light)] * 8
