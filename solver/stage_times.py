@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoplan.solver.chain import Chain
-from autoplan.solver.mixing import Mix, Mixer, hull_rates
+from autoplan.solver.mixing import Mix, Mixer
 from autoplan.solver.spans import inside, span_maxima, span_sums
 
 __all__ = ["Mixes", "StageTimes"]
@@ -32,7 +32,7 @@ class Mixes:
 
     def __init__(self, chain: Chain) -> None:
         self._chain = chain
-        self._mixers: dict[int, Mixer] = {}
+        self._mixers = [Mixer(chain.classes, flight) for flight in chain.flights]
         self._found: dict[tuple[int, int, tuple[int, ...]], Mix | None] = {}
 
     def of(self, group: int, first: int, last: int, room: int) -> Mix | None:
@@ -40,10 +40,13 @@ class Mixes:
         counts = tuple((self._chain.counts[last] - self._chain.counts[first]).tolist())
         key = (group, room, counts)
         if key not in self._found:
-            if group not in self._mixers:
-                self._mixers[group] = Mixer(self._chain.classes, self._chain.flights[group])
             self._found[key] = self._mixers[group].mix(counts, room)
         return self._found[key]
+
+    def rates(self, group: int, block_class: int) -> list[float]:
+        """Seconds saved for a byte on each step of a class's hull, whatever the transients."""
+        front = self._mixers[group].fronts(block_class)[-1]
+        return [-step.slope for step in front.steps]
 
 
 class StageTimes:
@@ -74,12 +77,23 @@ class StageTimes:
         unknown = (lightest <= room) & ~self._plenty
         self._exact = ~unknown
         bounds = np.broadcast_to(time, self.values.shape).copy()
-        for rate in _rates(chain).T[..., None, None]:
+        for rate in self._rates().T[..., None, None]:
             priced = (chain.times + rate * weights).min(axis=2)
             bound = span_sums(chain.of_items(priced), reach)
             bound -= rate * room
             np.maximum(bounds, bound, out=bounds)
         np.copyto(self.values, bounds, where=unknown)
+
+    def _rates(self) -> NDArray[np.float64]:
+        """Seconds saved for a byte [group, rate], by the classes with the most blocks."""
+        blocks = Counter(self._chain.class_of.tolist())
+        common = [block_class for block_class, _ in blocks.most_common(_RATE_CLASSES)]
+        found = [
+            sorted({rate for c in common for rate in self._mixes.rates(group, c)})
+            for group in range(len(self._chain.flights))
+        ]
+        most = min(_MOST_RATES, max(map(len, found)))
+        return np.array([_spread(rates or [0.0], most) for rates in found])
 
     def make_exact(self, group: int, first: int, last: int) -> bool:
         """Mix items first..last-1, and all spans alike, exactly; false when they were."""
@@ -109,17 +123,6 @@ class StageTimes:
             for counts in mix.counts
         ]
         return [next(points[block_class]) for block_class in classes]
-
-
-def _rates(chain: Chain) -> NDArray[np.float64]:
-    """Seconds saved for a byte [group, rate], by the classes with the most blocks."""
-    common = [c for c, _ in Counter(chain.class_of.tolist()).most_common(_RATE_CLASSES)]
-    found = [
-        sorted({rate for c in common for rate in hull_rates(chain.classes[c], flight)})
-        for flight in chain.flights
-    ]
-    most = min(_MOST_RATES, max(map(len, found)))
-    return np.array([_spread(rates or [0.0], most) for rates in found])
 
 
 def _spread(rates: Sequence[float], number: int) -> list[float]:

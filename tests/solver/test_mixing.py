@@ -64,7 +64,7 @@ def test_mix_is_the_fastest_of_all(seed: int) -> None:
             assert found is None
             continue
         assert found is not None
-        assert found.time == pytest.approx(best, rel=1e-12)
+        assert found.time == found.bound == pytest.approx(best, rel=1e-12)
         assert found.time == pytest.approx(_seconds(classes, found.counts), rel=1e-12)
         assert [sum(row) for row in found.counts] == blocks
         assert _bytes(classes, found.counts, flight) <= limit
@@ -110,3 +110,20 @@ def test_copies_in_the_hundreds_of_many_points_are_mixed() -> None:
     found = Mixer(classes, 3).mix(counts, limit)
     assert found is not None
     assert found.time == pytest.approx(least[limit], rel=1e-12)
+
+
+def test_many_classes_that_save_as_much_for_a_byte_end_with_a_bound() -> None:
+    rng = random.Random(2)
+    classes = []
+    for _ in range(30):
+        size = rng.randint(10**6, 10**7)
+        heavy = Point(forward=1.0, backward=0.0, static=size, activation=0, transient=0)
+        light = Point(forward=1 + size * 1e-8, backward=0.0, static=0, activation=0, transient=0)
+        classes.append([heavy, light])
+    limit = sum(points[0].static for points in classes) // 2
+    found = Mixer(classes, 1).mix([1] * 30, limit)
+    assert found is not None
+    relaxed = 30 + (sum(points[0].static for points in classes) - limit) * 1e-8
+    assert found.bound == pytest.approx(relaxed)
+    assert found.bound <= found.time <= found.bound * (1 + 1e-6)
+    assert _bytes(classes, found.counts, 1) <= limit
