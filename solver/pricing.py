@@ -114,7 +114,9 @@ def price(
     # Every stage is handed the whole batch of its data rank.
     resident += configuration.microbatches * sum(tensor.size for tensor in graph.inputs)
     blocks = _blocks(graph, configuration, point, cluster)
-    settings = configuration.memory_settings(dtype_size(graph.dtype), update=update)
+    settings = configuration.memory_settings(
+        dtype_size(graph.dtype), update=update, host=cluster.accelerator.synchronous
+    )
     stages = configuration.mesh.pp
     flights = [
         in_flight(configuration.schedule, stage, stages, configuration.microbatches)
@@ -226,11 +228,13 @@ def _blocks(
             BlockMemory(
                 numel=numel,
                 trainable=learnt,
+                largest=max((n for fqn, n in counts.items() if trainable[fqn]), default=0),
                 kept=held.kept,
-                working=max(held.forward, held.backward),
+                forward=held.forward,
+                backward=held.backward,
+                fresh=held.fresh,
                 boundary_in=cost.boundary,
                 boundary_out=cost.boundary_out,
-                fresh=max(held.forward, held.fresh),
                 inputs=cost.held.inputs,
                 outputs=cost.held.outputs,
                 kept_inputs=held.kept_inputs,

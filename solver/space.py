@@ -55,8 +55,13 @@ class Configuration:
         """Whether there is more than one stage."""
         return self.mesh.pp > 1
 
-    def memory_settings(self, itemsize: int, *, update: UpdateRule) -> MemorySettings:
-        """What sets the bytes of a parameter; ``itemsize`` is that of the compute dtype."""
+    def memory_settings(
+        self, itemsize: int, *, update: UpdateRule, host: bool = False
+    ) -> MemorySettings:
+        """What sets the bytes of a parameter; ``itemsize`` is that of the compute dtype.
+
+        Without ``host`` it is that of accelerators, which need less.
+        """
         return MemorySettings(
             zero=self.zero,
             dp_shard=self.mesh.dp_shard,
@@ -65,6 +70,7 @@ class Configuration:
             pipelined=self.pipelined,
             microbatches=self.microbatches,
             replicated=self.mesh.dp > 1,
+            host=host,
         )
 
     def gradient_bytes(self, itemsize: int) -> float:
