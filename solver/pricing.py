@@ -377,7 +377,7 @@ def _finish(
         backward = [time.backward for time in times]
         crossing = [sends[last - 1] for _, last in cut.ranges[:-1]]
         gathers = [time.gathering for time in times]
-        gathering = gathering_of(configuration) if any(gathers) else Gathering.NEVER
+        gathering = gathering_of(configuration)
         timeline = simulate_pipeline(
             configuration.schedule,
             forward,
