@@ -231,7 +231,7 @@ def _blocks(
                 largest=max((n for fqn, n in counts.items() if trainable[fqn]), default=0),
                 kept=held.kept,
                 forward=held.forward,
-                backward=held.backward,
+                working=held.backward,
                 fresh=held.fresh,
                 boundary_in=cost.boundary,
                 boundary_out=cost.boundary_out,
@@ -273,7 +273,7 @@ def _cut(
                 backward=time.backward + time.tp_backward + time.again,
                 static=static,
                 activation=memory.kept,
-                transient=memory.working + unit_bytes(memory.numel, settings),
+                transient=max(memory.forward, memory.working) + unit_bytes(memory.numel, settings),
                 boundary=memory.boundary_out,
                 send=sends[position] if position < len(sends) else 0.0,
                 tied=tuple(

@@ -46,7 +46,7 @@ class BlockMemory:
 
     ``numel`` excludes parameters that an earlier block of the same stage already holds.
     ``largest`` is the trainable parameter with most elements. ``kept`` is bytes held from forward
-    to backward of one microbatch; ``forward`` the largest temporary of its forward, ``backward``
+    to backward of one microbatch; ``forward`` the largest temporary of its forward, ``working``
     that of its backward and recompute, ``fresh`` likewise with gradients of parameters that did
     not exist before and stay. ``inputs`` is bytes of the tensors that enter, ``kept_inputs`` which
     of them are in ``kept``, ``outputs`` bytes of those that leave; an output is kept by the block,
@@ -57,7 +57,7 @@ class BlockMemory:
     trainable: int
     kept: int
     forward: int
-    backward: int
+    working: int
     fresh: int
     largest: int
     boundary_in: int
@@ -67,11 +67,6 @@ class BlockMemory:
     kept_inputs: tuple[bool, ...]
     kept_outputs: tuple[bool, ...]
     passed: tuple[int, ...]
-
-    @property
-    def working(self) -> int:
-        """Largest temporary of both passes, where gradients of parameters exist."""
-        return max(self.forward, self.backward)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +245,7 @@ def _sharded(
             shard=-(-block.trainable * 4 // shard),
             kept=own,
             forward=block.forward,
-            backward=block.backward,
+            working=block.working,
             fresh=block.fresh,
             # What the next stage sends is in the buffers.
             arriving=0 if block is blocks[-1] and block.boundary_out else sum(block.outputs),
@@ -347,7 +342,7 @@ def _pass_peak(
             missing += state_bytes(block.numel, block.trainable, settings)[1]
         if settings.zero <= 1:
             # What the block's own gradients take is in `fresh`.
-            working = fresh - missing if born else max(block.forward, block.backward)
+            working = fresh - missing if born else max(block.forward, block.working)
             peak = max(peak, held + working)
         else:
             units = (numel[index], numel[index + 1], numel[index + 2])

@@ -34,7 +34,7 @@ class Unit:
     ``whole`` is its parameters gathered, in the compute dtype, ``flat`` this rank's part of them if
     that must be converted first. ``gradients`` are float32, whole, ``shard`` this rank's part of
     them, ``largest`` those of one parameter, ``born`` all in the dtype that a backward makes them
-    in. ``kept`` is from forward to backward of a microbatch; ``forward``, ``backward`` and
+    in. ``kept`` is from forward to backward of a microbatch; ``forward``, ``working`` and
     ``fresh`` are as in `BlockMemory`. ``arriving`` is the gradient of what the block hands on.
     """
 
@@ -46,7 +46,7 @@ class Unit:
     largest: int
     kept: int
     forward: int
-    backward: int
+    working: int
     fresh: int
     arriving: int
 
@@ -153,7 +153,7 @@ class ShardedStage:
                 if before:
                     filling = unit.arriving + self._gathering(before)
                     yield Moment(kept, gathered, gradients, filling)
-            working = unit.fresh if first or self.narrow else unit.backward
+            working = unit.fresh if first or self.narrow else unit.working
             yield Moment(kept, gathered, gradients, ahead + working)
             kept -= unit.kept
             if first:

@@ -15,9 +15,9 @@ from autoplan.schedules import ActionKind, order, single_actions
 
 UNIT = Unit(
     whole=100, flat=0, gradients=100, shard=50, born=100, largest=60, kept=1000,
-    forward=30, backward=70, fresh=90, arriving=8,
+    forward=30, working=70, fresh=90, arriving=8,
 )  # fmt: skip
-WIDE = replace(UNIT, whole=700, gradients=700, shard=350, born=700, kept=10, forward=5, backward=20)
+WIDE = replace(UNIT, whole=700, gradients=700, shard=350, born=700, kept=10, forward=5, working=20)
 STAGE = ShardedStage(
     units=(WIDE, UNIT), reshards=True, narrow=False, host=False, in_flight=2, microbatches=4, sent=0
 )
@@ -63,7 +63,7 @@ def test_gradients_of_a_narrow_dtype_are_made_anew_by_every_backward():
 
 @pytest.mark.parametrize(("host", "expected"), [(False, 700), (True, 1400)])
 def test_reduction_copies_the_gradients_of_a_unit_into_one_tensor(host, expected):
-    units = [replace(u, kept=0, fresh=0, forward=0, backward=0, arriving=0) for u in STAGE.units]
+    units = [replace(u, kept=0, fresh=0, forward=0, working=0, arriving=0) for u in STAGE.units]
     moments = list(replace(STAGE, units=units, host=host).moments())
     reduction = moments[-4:]
     assert reduction[0] == Moment(0, 100, 800, 700)
@@ -74,7 +74,7 @@ def test_reduction_copies_the_gradients_of_a_unit_into_one_tensor(host, expected
 
 def test_parts_of_a_stage_are_those_of_its_fullest_moment():
     block = BlockMemory(
-        numel=100, trainable=100, largest=60, kept=1000, forward=0, backward=300, fresh=500,
+        numel=100, trainable=100, largest=60, kept=1000, forward=0, working=300, fresh=500,
         boundary_in=200, boundary_out=200, inputs=(200,), outputs=(200,), kept_inputs=(True,),
         kept_outputs=(False,), passed=(-1,),
     )  # fmt: skip
@@ -95,7 +95,7 @@ SIZES = st.integers(0, 1000)
 UNITS = st.lists(
     st.builds(
         Unit, whole=SIZES, flat=SIZES, gradients=SIZES, shard=SIZES, born=SIZES, largest=SIZES,
-        kept=SIZES, forward=SIZES, backward=SIZES, fresh=SIZES, arriving=SIZES,
+        kept=SIZES, forward=SIZES, working=SIZES, fresh=SIZES, arriving=SIZES,
     ),
     min_size=1,
     max_size=4,
@@ -159,7 +159,7 @@ def walked(units, actions, *, reshards, sent):
                 before = units[index - 1]
                 see(unit.arriving + before.whole + before.flat)
                 arrived = before.whole
-            see(arrived + (unit.backward if index in born else unit.fresh))
+            see(arrived + (unit.working if index in born else unit.fresh))
             kept -= unit.kept
             born.add(index)
             see(arrived)

@@ -10,7 +10,7 @@ from autoplan.costs.memory import BlockMemory, MemorySettings, stage_memory
 from autoplan.ir.optimizer import UPDATE_RULES
 
 BLOCK = BlockMemory(
-    numel=100, trainable=100, largest=60, kept=1000, forward=0, backward=300, fresh=500,
+    numel=100, trainable=100, largest=60, kept=1000, forward=0, working=300, fresh=500,
     boundary_in=200, boundary_out=200, inputs=(200,), outputs=(200,), kept_inputs=(True,),
     kept_outputs=(False,), passed=(-1,),
 )  # fmt: skip
@@ -31,10 +31,10 @@ def memory(blocks, settings, **terms):
 
 
 def test_last_block_runs_backward_while_all_is_kept():
-    first = replace(BLOCK, backward=900)
+    first = replace(BLOCK, working=900)
     # 1000 + 1000 + 300 before the last block's backward; 1000 + 900 before the first's.
     assert memory([first, BLOCK], PLAIN).transient == 300
-    first = replace(BLOCK, backward=1500)
+    first = replace(BLOCK, working=1500)
     assert memory([first, BLOCK], PLAIN).transient == 500
 
 
@@ -72,7 +72,7 @@ def test_received_tensors_are_in_the_buffers_of_a_pipeline():
 
 def test_units_of_full_sharding():
     settings = replace(PLAIN, zero=3, dp_shard=2, replicated=True)
-    small = replace(BLOCK, backward=0, fresh=0, kept=0)
+    small = replace(BLOCK, working=0, fresh=0, kept=0)
     # The unit, the one before it arriving, and the gradients of the one after being reduced.
     middle = 400 + 400 + 400
     # Its gradients, copied together, and this rank's half of their sum.
