@@ -2,8 +2,8 @@
 
 ``world = pp * dp_replicate * dp_shard * tp``. ZeRO 0 replicates over ``dp_replicate``; ZeRO 1
 shards the optimizer over ``dp_shard``; ZeRO 2 and 3 shard over ``dp_shard`` and may replicate
-over ``dp_replicate`` (hybrid sharding). ZeRO 3 inside a pipeline needs as much memory as ZeRO 2
-and gathers more, so it is left out unless asked for.
+over ``dp_replicate`` (hybrid sharding). ZeRO 3 inside a pipeline gathers ``m + 1`` times as
+often as ZeRO 2 and needs little less memory (`costs.sharded`): it is left out unless asked for.
 """
 
 from __future__ import annotations
