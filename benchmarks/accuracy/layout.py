@@ -40,6 +40,7 @@ def megatron_point(
     *,
     sequence: bool,
     calls: HostCalls = NO_CALLS,
+    scattered: bool = False,
     extras: Extras = NO_EXTRAS,
 ) -> ModelPoint:
     """Megatron's strategies of every class of blocks, and what they cost."""
@@ -64,6 +65,7 @@ def megatron_point(
         solutions=(),
         costs=tuple(costs),
         microbatch_bound=0.0,
+        scattered=scattered,
     )
 
 

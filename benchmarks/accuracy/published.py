@@ -82,7 +82,10 @@ class _Pricer:
             run.cluster.inter,
             run.cluster.nodes > 1,  # of one node, a ring stays inside
         )
-        key = (shape, spec, configuration.micro_batch_size, row.tp, row.sequence, run.extras)
+        key = (
+            *(shape, spec, configuration.micro_batch_size, row.tp, row.sequence, run.extras),
+            *(run.calls, run.scattered),
+        )
         if key not in self._points:
             self._points[key] = megatron_point(
                 graph,
@@ -90,6 +93,7 @@ class _Pricer:
                 run.cluster,
                 sequence=row.sequence,
                 calls=run.calls,
+                scattered=run.scattered,
                 extras=run.extras,
             )
         result = price(

@@ -43,6 +43,11 @@ _MEGATRON_DISPATCH = 95e-3 / 96 / 28
 # a buffer in a hook on each parameter (megatron/model/distributed.py).
 _MEGATRON_CALLS = HostCalls(functions=1, hooks=1)
 _MEGATRON = ("vtrain", "bloom_prequel")
+# BLOOM's runs of 320 ranks and more hung without CUDA_LAUNCH_BLOCKING=1, which was kept from then
+# on (bigscience-workshop/bigscience@053adaf, train/tr11-176B-ml/chronicles-prequel.md, "dealing
+# with JZ hanging on the large model"; @003b250, tr11-176B-ml.slurm).
+_BLOOM_CALLS = replace(_MEGATRON_CALLS, waits=True)
+_BLOOM_WAITS = 320
 # llm-foundry checkpoints without reentrance, which stops when all saved tensors are there since
 # torch 2.1 (torch.utils.checkpoint.set_checkpoint_early_stop). Its sweeps ran in the image of
 # torch 2.1.0 (scripts/train/benchmarking/sweep.sh of mosaicml/llm-foundry@a7c7567), but the table
@@ -77,6 +82,7 @@ class Run:
     cluster: Cluster
     cut: StageCut | None
     calls: HostCalls
+    scattered: bool
     extras: Extras
 
 
@@ -114,9 +120,16 @@ def run_of(row: Row) -> Run:
         configuration=configuration,
         cluster=_with_software(_cluster(row), row),
         cut=_cut(row),
-        calls=_MEGATRON_CALLS if row.file in _MEGATRON else NO_CALLS,
+        calls=_calls(row),
+        scattered=row.file in _MEGATRON and row.tp > 1 and not row.sequence,
         extras=extras,
     )
+
+
+def _calls(row: Row) -> HostCalls:
+    if row.file == "bloom_prequel" and row.ranks >= _BLOOM_WAITS:
+        return _BLOOM_CALLS
+    return _MEGATRON_CALLS if row.file in _MEGATRON else NO_CALLS
 
 
 def _extras(row: Row) -> Extras:
@@ -176,6 +189,13 @@ def _cut(row: Row) -> StageCut | None:
     elif (row.layers + 2) % stages == 0:
         each = (row.layers + 2) // row.pp
         ends = [each * stage for stage in range(1, row.pp)]
+    elif row.file == "bloom_prequel" and row.chunks == 1:
+        # DeepSpeed fills stages up to the most that one must have: 12 stages of 78 layers are 11
+        # of 7 and one of 1 (chronicles-prequel.md, "Re-do").
+        each = -(-row.layers // row.pp)
+        ends = [1 + each * stage for stage in range(1, row.pp)]
+        if ends[-1] > row.layers:
+            raise Skip("stages are uneven")
     else:
         raise Skip("stages are uneven")
     bounds = (0, *ends, row.layers + 2)
@@ -262,8 +282,13 @@ def _megatron(row: Row) -> tuple[Kernels, int, GradientSync]:
 
 
 def _bloom(row: Row) -> tuple[Kernels, int, GradientSync]:
-    """Megatron-DeepSpeed: the same kernels, ZeRO-1 at the end of the step."""
-    kernels = _shape(row) | {"positions": row.seq_len, "dropout": 0.0, "eager_loss": True}
+    """Megatron-DeepSpeed: the same kernels, ZeRO-1 at the end of the step.
+
+    Its script sets no dropout, so that of hidden states and scores is Megatron-LM's 0.1
+    (bigscience-workshop/bigscience@003b250, tr11-176B-ml.slurm; Megatron-DeepSpeed@007719a,
+    megatron/arguments.py).
+    """
+    kernels = _shape(row) | {"positions": row.seq_len, "eager_loss": True}
     kernels["fused_softmax"] = _has_fused_softmax(row)
     itemsize = 4 if row.dtype == "bfloat16" else 2
     zero = 0 if row.zero.startswith("zero0") else 1
