@@ -29,6 +29,10 @@ Kernels = dict[str, int | float | bool]
 # Share of the line rate that collectives reach: profiles/hardware, infiniband-ndr, ethernet-100g.
 _INFINIBAND_SHARE = 0.97
 _ROCE_SHARE = 0.75
+# Of Omni-Path's, on the very cluster of the rows: all-reduces of 4 GB over 4 nodes of 8 A100 went
+# through one adapter of 100 Gb/s and reached 40.5 Gb/s (bigscience-workshop/bigscience@358e3c8,
+# experiments/bandwidth/all_reduce_bench-a100-n4.txt).
+_OMNI_PATH_SHARE = 0.405
 # Ranks of an NVL72 rack that runs of powers of two use: 16 of its 18 nodes of 4.
 _RACK = 64
 _VTRAIN_VOCAB = 50257  # vocab_size in src/config.py of VIA-Research/vTrain@f8dda84
@@ -244,7 +248,8 @@ def _cudnn(seq_len: int) -> float:
 
 def _network(text: str, ranks_per_node: int) -> float:
     """Bytes/s between nodes that a rank reaches by the stated line rate; 0 if none is stated."""
-    share = _ROCE_SHARE if "RoCE" in text else _INFINIBAND_SHARE
+    shares = {"RoCE": _ROCE_SHARE, "Omni-Path": _OMNI_PATH_SHARE}
+    share = next((shares[name] for name in shares if name in text), _INFINIBAND_SHARE)
     several = re.search(r"(\d+)x(\d+) ?Gb/s", text)
     single = re.search(r"(\d+) ?Gb/s", text)
     if several:
@@ -284,15 +289,18 @@ def _megatron(row: Row) -> tuple[Kernels, int, GradientSync]:
 def _bloom(row: Row) -> tuple[Kernels, int, GradientSync]:
     """Megatron-DeepSpeed: the same kernels, ZeRO-1 at the end of the step.
 
-    Its script sets no dropout, so that of hidden states and scores is Megatron-LM's 0.1
+    In fp16 each part of the gradients is reduced to the rank that owns it; in bf16 all are
+    all-reduced in float32 (microsoft/DeepSpeed, runtime/zero/stage_1_and_2.py `average_tensor` and
+    runtime/pipe/engine.py `_bf16_reduce_grads`). Its script sets no dropout, so that of hidden states and scores is Megatron-LM's 0.1
     (bigscience-workshop/bigscience@003b250, tr11-176B-ml.slurm; Megatron-DeepSpeed@007719a,
     megatron/arguments.py).
     """
     kernels = _shape(row) | {"positions": row.seq_len, "eager_loss": True}
     kernels["fused_softmax"] = _has_fused_softmax(row)
-    itemsize = 4 if row.dtype == "bfloat16" else 2
+    wide = row.dtype == "bfloat16"
     zero = 0 if row.zero.startswith("zero0") else 1
-    return kernels, zero, GradientSync(overlaps=False, itemsize=itemsize)
+    sync = GradientSync(overlaps=False, itemsize=4 if wide else 2, scatters=not wide)
+    return kernels, zero, sync
 
 
 def _has_fused_softmax(row: Row) -> bool:
