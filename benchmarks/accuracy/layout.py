@@ -24,7 +24,8 @@ from benchmarks.accuracy.nemo import NO_EXTRAS, Extras, fp8_accelerator, with_ex
 
 __all__ = ["megatron_point", "megatron_strategies", "tp_group"]
 
-_PROJECTIONS = ("aten.linear.", "aten.addmm.")
+_PROJECTIONS = ("aten.linear.", "aten.addmm.", "aten.bmm.")
+_VIEWS = ("aten.view.", "aten.reshape.", "aten._unsafe_view.")
 _SEQUENCE = 1
 
 
@@ -105,7 +106,10 @@ def _is_megatron(
         return isinstance(strategy.inputs[0], Shard) and strategy.inputs[0].dim == 0
     if not op.target.startswith(_PROJECTIONS):
         return True
-    (name,) = (n for n in op.inputs if block.tensor(n).kind is not TensorKind.PARAMETER)
+    moving = [n for n in op.inputs if block.tensor(n).kind is not TensorKind.PARAMETER]
+    if len(moving) > 1:
+        return True  # scores and what they weigh
+    (name,) = moving
     last = len(block.tensor(name).shape) - 1
     placement = produced[name]
     split = isinstance(placement, Shard) and placement.dim == last
@@ -131,7 +135,8 @@ def _seconds(
         if tensor.kind is TensorKind.PARAMETER:
             continue
         source = produced[name]
-        if isinstance(source, Partial) and state != boundary:
+        passed = state == source and op.target.startswith(_VIEWS)
+        if isinstance(source, Partial) and state != boundary and not passed:
             return float("inf")
         resharding = conversion_time(tensor, source, state, group, cluster)
         if resharding is None:

@@ -47,6 +47,8 @@ _MEGATRON_DISPATCH = 95e-3 / 96 / 28
 # a buffer in a hook on each parameter (megatron/model/distributed.py).
 _MEGATRON_CALLS = HostCalls(functions=1, hooks=1)
 _MEGATRON = ("vtrain", "bloom_prequel")
+_MEGATRON_CORE = ("dgxc_benchmarking",)
+_LATENT_ATTENTION = ("Deepseek", "Moonlight")
 # BLOOM's runs of 320 ranks and more hung without CUDA_LAUNCH_BLOCKING=1, which was kept from then
 # on (bigscience-workshop/bigscience@053adaf, train/tr11-176B-ml/chronicles-prequel.md, "dealing
 # with JZ hanging on the large model"; @003b250, tr11-176B-ml.slurm).
@@ -138,7 +140,8 @@ def _calls(row: Row) -> HostCalls:
 
 def _extras(row: Row) -> Extras:
     """What NeMo runs, and what full recompute leaves out."""
-    if row.file == "dgxc_benchmarking":
+    if row.file in _MEGATRON_CORE:
+        _check_experts(row)
         if row.seq_len % row.context:
             raise Skip("sequence does not divide")
         return Extras(
@@ -148,7 +151,12 @@ def _extras(row: Row) -> Extras:
             fp8=row.fp8,
             attention_again=row.recompute.startswith("selective"),
             layers_again=row.recompute.startswith("full"),
+            experts=row.expert_ranks,
         )
+    if row.experts > 1:
+        raise Skip("experts")
+    if row.expert_ranks > 1:
+        raise Skip("expert parallelism")
     if row.fp8:
         raise Skip(f"precision {row.precision.split()[0]}")
     if row.context > 1:
@@ -158,6 +166,20 @@ def _extras(row: Row) -> Extras:
     full = _recompute(row) is Recompute.FULL
     early = row.file == "llm_foundry" and row.gpu not in _BEFORE_TORCH_2_1
     return Extras(layers_again=full, stops_early=full and early)
+
+
+def _check_experts(row: Row) -> None:
+    """Skip experts that are not every layer's, or not spread as `nemo` prices them."""
+    if row.experts <= 1:
+        return
+    if row.model.startswith(_LATENT_ATTENTION):
+        raise Skip("experts: latent attention, dense layers among them")
+    if not row.top_k or not row.expert_ffn:
+        raise Skip("experts: their size not stated")
+    if row.expert_tp and row.expert_tp != row.tp:
+        raise Skip("experts: split over fewer tp ranks than the rest")
+    if row.experts % row.expert_ranks or (row.dp * row.context) % row.expert_ranks:
+        raise Skip("experts do not divide")
 
 
 def _recompute(row: Row) -> Recompute:
@@ -290,10 +312,10 @@ def _bloom(row: Row) -> tuple[Kernels, int, GradientSync]:
     """Megatron-DeepSpeed: the same kernels, ZeRO-1 at the end of the step.
 
     In fp16 each part of the gradients is reduced to the rank that owns it; in bf16 all are
-    all-reduced in float32 (microsoft/DeepSpeed, runtime/zero/stage_1_and_2.py `average_tensor` and
-    runtime/pipe/engine.py `_bf16_reduce_grads`). Its script sets no dropout, so that of hidden states and scores is Megatron-LM's 0.1
-    (bigscience-workshop/bigscience@003b250, tr11-176B-ml.slurm; Megatron-DeepSpeed@007719a,
-    megatron/arguments.py).
+    all-reduced in float32 (microsoft/DeepSpeed, runtime/zero/stage_1_and_2.py `average_tensor`,
+    runtime/pipe/engine.py `_bf16_reduce_grads`). The script sets no dropout, so that of hidden
+    states and scores is Megatron-LM's 0.1 (bigscience-workshop/bigscience@003b250,
+    tr11-176B-ml.slurm; Megatron-DeepSpeed@007719a, megatron/arguments.py).
     """
     kernels = _shape(row) | {"positions": row.seq_len, "eager_loss": True}
     kernels["fused_softmax"] = _has_fused_softmax(row)
@@ -349,6 +371,9 @@ def _nemo(row: Row) -> tuple[Kernels, int, GradientSync]:
     if row.model.startswith("GPT3"):
         kernels = _shape(row) | {"positions": row.seq_len, "flash": True, "dropout": 0.0}
         return kernels, 1, sync
+    if row.experts > 1:
+        local = row.experts // row.expert_ranks
+        return _llama(row, ffn=row.expert_ffn, experts=local, top_k=row.top_k), 1, sync
     return _llama(row), 1, sync
 
 
