@@ -55,6 +55,8 @@ class Extras:
     ``attention_again``: the backward runs attention's forward again (selective recompute of
     Megatron-Core, which keeps all else). ``layers_again``: full recompute runs the layers again,
     not embedding and head. ``stops_early``: it ends with the last tensor that a layer saved.
+    ``part_again``: part of the layers that full recompute is set for. ``products_again``: parts of
+    a layer's products, in their order, that selective recompute runs again; a plan's keeps all.
     ``experts``: ranks that the experts of a layer are spread over.
     """
 
@@ -65,6 +67,8 @@ class Extras:
     attention_again: bool = False
     layers_again: bool = False
     stops_early: bool = False
+    part_again: float = 1.0
+    products_again: tuple[float, ...] = ()
     experts: int = 1
 
 
@@ -117,11 +121,17 @@ def with_extras(
     if extras.layers_again:
         if any(op.target.startswith(_ENDS) for op in block.ops):
             backward -= cost.forward + cost.tp_forward
-        elif extras.stops_early:
-            backward -= sum(
-                op_term(op, block, chosen[op.name], group, cluster).forward
-                for op in _after_last_saved(block)
-            )
+        else:
+            backward -= (1 - extras.part_again) * (cost.forward + cost.tp_forward)
+            if extras.stops_early:
+                backward -= extras.part_again * sum(
+                    op_term(op, block, chosen[op.name], group, cluster).forward
+                    for op in _after_last_saved(block)
+                )
+    if extras.products_again and _has_attention(block):
+        products = [op for op in block.ops if _is_projection(op, block)]
+        for part, op in zip(extras.products_again, products, strict=True):
+            backward += part * op_term(op, block, chosen[op.name], group, cluster).forward
     if not any((forward, backward, tp_forward, extras.hides_tp)):
         return cost
     left_forward, left_backward = cost.tp_forward, cost.tp_backward

@@ -60,6 +60,10 @@ _BLOOM_WAITS = 320
 # of this device is older: its README (mosaicml/llm-foundry@061f2c7) leaves torch 2 to do, and
 # submit_benchmarks.py of then (@12a6319) starts torch 1.13.1. Megatron's checkpoint is reentrant.
 _BEFORE_TORCH_2_1 = ("A100-40GB-SXM",)
+_NOT_REENTRANT = ("llm_foundry", "torchtitan")
+# torchtitan checkpoints every second layer whole, or within each layer keeps attention and every
+# second product (pytorch/torchtitan@5ce233ed7, torchtitan/parallelisms/parallelize_llama.py).
+_EVERY_SECOND = re.compile(r"^selective-layer \(every 2nd\)")
 # Part of the peak that FlashAttention 1 reaches, which llm-foundry[gpu] installed in 2023: 25 to
 # 40 % on the A100 (arXiv 2307.08691, abstract). It issues the A100's instructions on the H100 too,
 # as version 2 does, whose rates there are 327.9 and 179.5 TFLOP/s (profiles/hardware).
@@ -163,9 +167,21 @@ def _extras(row: Row) -> Extras:
         raise Skip("context parallelism")
     if row.chunks > 1:
         raise Skip("virtual stages")
-    full = _recompute(row) is Recompute.FULL
-    early = row.file == "llm_foundry" and row.gpu not in _BEFORE_TORCH_2_1
-    return Extras(layers_again=full, stops_early=full and early)
+    level = _recompute(row)
+    full = level is Recompute.FULL
+    early = row.file in _NOT_REENTRANT and row.gpu not in _BEFORE_TORCH_2_1
+    part = _EVERY_SECOND.search(row.recompute)
+    queries = row.heads + 2 * row.kv_heads
+    return Extras(
+        layers_again=full,
+        stops_early=full and early,
+        part_again=0.5 if part else 1.0,
+        # Every second of wq, wk, wv, wo, w1, w3, w2; the first three are one product here, w1
+        # and w3 another.
+        products_again=(row.kv_heads / queries, 1.0, 0.5, 0.0)
+        if level is Recompute.SELECTIVE
+        else (),
+    )
 
 
 def _check_experts(row: Row) -> None:
@@ -198,6 +214,10 @@ def _recompute(row: Row) -> Recompute:
         return Recompute.FULL
     if text == "none":
         return Recompute.NONE
+    if row.file == "torchtitan" and text.startswith("selective-op"):
+        return Recompute.SELECTIVE
+    if row.file == "torchtitan" and _EVERY_SECOND.search(text):
+        return Recompute.FULL
     if row.file == "dgxc_benchmarking" and (not text or text.startswith("selective (core")):
         # Not set in the recipe: Megatron-Core's default is none. Of attention alone: `Extras`.
         return Recompute.NONE
@@ -384,4 +404,5 @@ _SYSTEMS: dict[str, Callable[[Row], tuple[Kernels, int, GradientSync]]] = {
     "internevo": _internevo,
     "torchtitan": _torchtitan,
     "dgxc_benchmarking": _nemo,
+    "megatron_bridge_skills": _nemo,
 }

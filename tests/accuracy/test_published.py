@@ -154,3 +154,35 @@ def test_functions_around_collectives_take_the_host_in_both_passes():
     # Two sums after rows and two before columns.
     assert called.forward == pytest.approx(plain.forward + 4)
     assert called.backward == pytest.approx(plain.backward + 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"model": "Deepseek V3"}, "latent attention"),
+        ({"expert_ffn": ""}, "size not stated"),
+        ({"etp": "1"}, "fewer tp ranks"),
+        ({"ep": "3"}, "do not divide"),
+    ],
+)
+def test_experts_that_are_left_out(tmp_path, change, reason):
+    common = {"n_experts": "8", "top_k": "2", "expert_ffn": "512", "ep": "2", "dp": "2",
+              "n_gpus": "8", "sp": "yes", "gpu": "H100-80GB-SXM", "recompute": "none",
+              "precision": "BF16", "seq_len": "2048"}  # fmt: skip
+    ((_, row),) = read_rows(write(tmp_path / "dgxc_benchmarking.csv", common))
+    run = run_of(row)
+    assert run.kernels["experts"] == 4  # of a rank
+    assert run.extras.experts == 2
+    ((_, row),) = read_rows(write(tmp_path / "dgxc_benchmarking.csv", common | change))
+    with pytest.raises(Skip, match=reason):
+        run_of(row)
+
+
+def test_every_second_product_of_torchtitan_runs_again(tmp_path):
+    common = {"pp": "1", "tp": "1", "n_gpus": "8", "dp": "8", "n_kv_heads": "2"}
+    path = tmp_path / "torchtitan.csv"
+    ((_, row),) = read_rows(write(path, common | {"recompute": "selective-op (SAC)"}))
+    assert run_of(row).extras.products_again == (2 / 12, 1.0, 0.5, 0.0)
+    second = "selective-layer (every 2nd)"
+    ((_, row),) = read_rows(write(path, common | {"recompute": second}))
+    assert run_of(row).extras.part_again == 0.5
