@@ -15,6 +15,7 @@ __all__ = ["as_json", "as_text"]
 _WORST = 5
 _FAR = 0.3  # an error that wants a reason
 _MANY_RANKS = 512
+_SINGLE_RATES = ("GB200",)  # profiles/hardware: no sweep of products, no copy rate, no attention
 Json = dict[str, object]
 
 
@@ -161,6 +162,8 @@ def _reason(row: Compared, spread: float) -> str:
     plan = row.priced.configuration
     if spread > _FAR / 2:
         return "the same plan's runs differ by over 15 %"
+    if row.row.gpu in _SINGLE_RATES:
+        return "rates of this device are the best of single products, none of attention"
     if row.row.ranks >= _MANY_RANKS:
         return f"{_MANY_RANKS} ranks or more: networks shared by many nodes, stragglers"
     if plan.mesh.tp > 1 and not row.hides_tp:
