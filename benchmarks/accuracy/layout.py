@@ -17,6 +17,7 @@ from autoplan.ir.graph import BlockClass, Graph, Op, TensorKind
 from autoplan.ir.hardware import Cluster
 from autoplan.ir.mesh import Group, spread
 from autoplan.ir.placement import Partial, Placement, Replicate, Shard
+from autoplan.ir.recompute import Recompute
 from autoplan.ir.strategy import OpStrategy
 from autoplan.rules import strategies
 from autoplan.solver.blocks import ModelPoint
@@ -40,6 +41,7 @@ def megatron_point(
     cluster: Cluster,
     *,
     sequence: bool,
+    recompute: Recompute = Recompute.NONE,
     calls: HostCalls = NO_CALLS,
     scattered: bool = False,
     extras: Extras = NO_EXTRAS,
@@ -63,6 +65,7 @@ def megatron_point(
     return ModelPoint(
         boundary=boundary,
         boundaries=tuple(ends),
+        levels=(recompute,) * len(graph.classes),
         solutions=(),
         costs=tuple(costs),
         microbatch_bound=0.0,
