@@ -265,12 +265,8 @@ def _notes(
     if cluster.accelerator.compiled:
         notes.append(
             "compiled: chains of elementwise operators and norms are priced as fused kernels, from "
-            "the device's curves; memory is that of a program that isn't compiled"
-        )
-    if cluster.accelerator.compiled:
-        notes.append(
-            "compiled: memory is priced as that of a program that isn't, which keeps more; fused "
-            "kernels are priced by bytes alone: measure a step with and without --no-compile"
+            "the device's curves; memory is that of a program that isn't compiled, which keeps more; "
+            "whether compiling gains is for a run to say: train.py --compile and --no-compile"
         )
     for note in replicated_notes(rule_coverage(graph, 2)):
         notes.append(f"{note}; add one with autoplan.register_rule")
