@@ -22,7 +22,7 @@ import math
 from collections.abc import Sequence
 
 from autoplan.solver.chain import Point
-from autoplan.solver.fronts import Option, fronts
+from autoplan.solver.fronts import hull
 from autoplan.solver.lp import Handover, LpModel, Sense, Termination
 from autoplan.solver.sweep import SAME
 
@@ -71,7 +71,7 @@ def _divided(
     transient = min(point.transient for points, _ in present for point in points)
     if min(limits) < transient:
         return math.inf
-    hulls = {flight: [_hull(points, flight) for points, _ in present] for flight in set(in_flight)}
+    hulls = {flight: [hull(points, flight) for points, _ in present] for flight in set(in_flight)}
     # Variables are in [0, 1]: seconds go by those of all blocks, each at its slowest.
     total = sum(n * max(point.time for point in points) for points, n in present)
     most = microbatches * total + 2 * len(in_flight) * send
@@ -82,8 +82,8 @@ def _divided(
     model.row(Sense.EQUAL, 0.0, [before], [1.0])
     for stage, (flight, limit) in enumerate(zip(in_flight, limits, strict=True)):
         own, weights, times = [], [], []
-        for (_, count), hull, share in zip(present, hulls[flight], shares, strict=True):
-            for option in hull:
+        for (_, count), corners, share in zip(present, hulls[flight], shares, strict=True):
+            for option in corners:
                 own.append(model.variable())
                 share.append(own[-1])
                 weights.append(count * option.weight)
@@ -107,9 +107,3 @@ def _divided(
     if result.termination is Termination.INFEASIBLE:
         return math.inf
     return result.objective * most * (1 - _TOLERANCE) if result.has_solution else 0.0
-
-
-def _hull(points: Sequence[Point], flight: int) -> list[Option]:
-    """The points that a relaxation uses, whatever their transients."""
-    front = fronts(0, points, flight)[-1]
-    return [front.options[0], *(step.reached for step in front.steps)]
