@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 from autoplan.errors import InputError
 from autoplan.ir.graph import Graph
+from autoplan.ir.graph_record import BlockClassRecord
 from autoplan.ir.placement import (
     Placement,
     Replicate,
@@ -21,7 +23,7 @@ from autoplan.ir.placement import (
     parse_placement,
     required_state,
 )
-from autoplan.ir.plan import BlockClassRecord, Plan
+from autoplan.ir.plan import Plan
 from autoplan.ir.record import graph_from_record, strategies_from_record
 from autoplan.simulate import timeline_of_plan
 
@@ -51,7 +53,7 @@ def check_plan(plan: Plan) -> list[str]:
         graph.validate()
     except (ValueError, KeyError, IndexError, TypeError) as error:
         return [*findings, f"graph: {error}"]
-    return [*findings, *_parameters(plan), *_strategies(plan, graph)]
+    return [*findings, *_parameters(plan), *_boundaries(plan, graph), *_strategies(plan, graph)]
 
 
 def _degrees(plan: Plan) -> Iterator[str]:
@@ -144,6 +146,20 @@ def _parameters(plan: Plan) -> Iterator[str]:
         if not sizes or not fits:
             shape = list(parameter.shape)
             yield f"{parameter.fqn}: {placement} of shape {shape} on tp {plan.mesh.tp}"
+
+
+def _boundaries(plan: Plan, graph: Graph) -> Iterator[str]:
+    """Blocks receive tensors as the block before hands them on."""
+    records = plan.graph.classes
+    for before, after in pairwise(graph.instances):
+        sent = records[before.block_class].boundary_out
+        sent = tuple(p for position, p in enumerate(sent) if position not in before.unused)
+        received = records[after.block_class].boundary_in
+        if sent and received and sent != received:
+            yield (
+                f"{after.name}: it takes tensors as {', '.join(received)}, "
+                f"{before.name} hands them on as {', '.join(sent)}"
+            )
 
 
 def _strategies(plan: Plan, graph: Graph) -> Iterator[str]:

@@ -12,7 +12,7 @@ from autoplan.ir.plan import Plan
 
 __all__ = ["SCHEMA_VERSION", "plan_path", "read_plan"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 def plan_path(path: Path) -> Path:
@@ -44,7 +44,8 @@ def read_plan(path: Path) -> Plan:
         raise InputError(
             f"{path}: nested too deeply to be a plan", hint="is it a plan file?"
         ) from None
-    _check_version(path, data)
+    if _version(path, data) == 1:
+        text = json.dumps(_with_level_by_class(data))
     try:
         return Plan.model_validate_json(text)
     except ValidationError as error:
@@ -58,15 +59,26 @@ def read_plan(path: Path) -> Plan:
         ) from None
 
 
-def _check_version(path: Path, data: object) -> None:
+def _version(path: Path, data: object) -> int:
+    """Schema version of the file, which is one that can be read."""
     if not isinstance(data, dict) or "schema_version" not in data:
         raise InputError(
             f"{path}: no schema_version, so not a plan file",
             hint="name a plan.json, or the folder that solve -o wrote",
         )
     version = data["schema_version"]
-    if version != SCHEMA_VERSION:
+    if version not in (1, SCHEMA_VERSION) or isinstance(version, bool):
         raise InputError(
-            f"{path}: plan schema version {version!r}; this autoplan reads {SCHEMA_VERSION}",
+            f"{path}: plan schema version {version!r}; this autoplan reads {SCHEMA_VERSION}, and 1",
             hint="use the autoplan that wrote it, or solve again",
         )
+    return int(version)
+
+
+def _with_level_by_class(data: dict[str, object]) -> dict[str, object]:
+    """A plan of version 1, in which all blocks have the plan's recompute level, as version 2."""
+    level, graph = data.get("recompute"), data.get("graph")
+    if isinstance(graph, dict) and isinstance(classes := graph.get("classes"), list):
+        levelled = [c | {"recompute": level} if isinstance(c, dict) else c for c in classes]
+        graph = graph | {"classes": levelled}
+    return data | {"schema_version": SCHEMA_VERSION, "graph": graph}

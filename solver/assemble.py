@@ -9,6 +9,7 @@ from autoplan import __version__
 from autoplan.costs.compute import matmul_rate
 from autoplan.ir.graph import Graph
 from autoplan.ir.hardware import Cluster
+from autoplan.ir.levels import level_summary
 from autoplan.ir.placement import Placement, Replicate
 from autoplan.ir.plan import (
     MAX_EVENTS,
@@ -30,7 +31,7 @@ from autoplan.profiles import cluster_record
 from autoplan.rules.coverage import replicated_notes, rule_coverage
 from autoplan.simulate import step_record
 from autoplan.solver.blocks import class_counts
-from autoplan.solver.explore import Outcome, Searcher
+from autoplan.solver.explore import Outcome
 from autoplan.solver.measured import operators_note
 from autoplan.solver.pricing import Overflow, Priced
 from autoplan.solver.space import Pins
@@ -59,14 +60,13 @@ def assemble(
     pins: Pins,
     outcome: Outcome,
     baselines: list[Baseline],
-    searcher: Searcher,
     simulator: Simulator,
     memory_limit: int,
 ) -> Plan:
     """Plan of the best configuration of an outcome."""
     best = outcome.best
     assert best is not None
-    graph = searcher.problem.graphs[best.configuration.micro_batch_size]
+    graph = best.graph
     mesh = best.configuration.mesh
     simulated = simulator.of(best)
     return Plan(
@@ -86,12 +86,13 @@ def assemble(
             }
         ),
         zero=_ZERO_LEVELS[best.configuration.zero],
-        recompute=best.configuration.recompute.value,
+        recompute=level_summary(best.levels),
         graph=graph_to_record(
             graph,
             strategies=tuple(solution.strategies for solution in best.point.solutions),
             boundaries=best.point.boundaries,
             placements=_placements(graph, best),
+            levels=best.point.levels,
         ),
         prediction=_prediction(graph, workload, cluster, outcome, best, simulated, memory_limit),
         step=None if simulated is None else step_record(simulated.costs),
@@ -201,7 +202,7 @@ def _baseline_record(baseline: Baseline) -> BaselineRecord:
     priced = baseline.priced
     reason = baseline.reason
     if priced is not None:
-        reason = priced.configuration.label() + (f" ({reason})" if reason else "")
+        reason = priced.label() + (f" ({reason})" if reason else "")
     return BaselineRecord(
         name=baseline.name,
         step_time=None if priced is None else priced.step_time,
@@ -225,7 +226,7 @@ def _considered(
         slower = step_time / best.step_time - 1
         records.append(
             CandidateRecord(
-                label=candidate.configuration.label(),
+                label=candidate.label(),
                 step_time=step_time,
                 peak_memory=candidate.peak_memory,
                 reason="chosen" if candidate is best else f"{slower:.1%} slower",
@@ -236,7 +237,7 @@ def _considered(
     for overflow in sorted(outcome.overflows, key=_peak)[:2]:
         records.append(
             CandidateRecord(
-                label=overflow.configuration.label(),
+                label=overflow.label(),
                 step_time=None,
                 peak_memory=overflow.peak_memory,
                 reason=f"needs {format_bytes(overflow.peak_memory)} of {format_bytes(limit)}",

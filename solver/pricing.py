@@ -24,6 +24,8 @@ from autoplan.costs.step import BlockTime, StageTime, stage_time, update_traffic
 from autoplan.ir.graph import Graph, dtype_size
 from autoplan.ir.hardware import NO_RECOMPUTE_WORK, Cluster
 from autoplan.ir.optimizer import UpdateRule
+from autoplan.ir.recompute import Recompute
+from autoplan.ir.variants import class_families
 from autoplan.schedules import in_flight
 from autoplan.simulate import Gathering, Messages, simulate_pipeline
 from autoplan.solver.between import (
@@ -57,10 +59,12 @@ class StageOutcome:
 class Priced:
     """A configuration that fits, with its step time in seconds and where it goes.
 
-    ``step_time`` is by the closed form, or simulated: see `solver.timing`. ``block_times`` are by
-    class of blocks.
+    ``graph`` has the classes that ``point`` and ``block_times`` are by: a variant graph
+    (`ir.variants`) where copies of a block differ. ``step_time`` is by the closed form, or
+    simulated: see `solver.timing`.
     """
 
+    graph: Graph
     configuration: Configuration
     point: ModelPoint
     stages: tuple[StageOutcome, ...]
@@ -75,6 +79,15 @@ class Priced:
         """Bytes on the fullest rank."""
         return max(stage.memory.peak for stage in self.stages)
 
+    @property
+    def levels(self) -> tuple[Recompute, ...]:
+        """Recompute level of each block of the chain."""
+        return _levels(self.graph, self.point)
+
+    def label(self) -> str:
+        """Short text for reports."""
+        return self.configuration.label(self.levels)
+
     def local_parameters(self, counts: Sequence[int]) -> int:
         """Elements of parameters that a rank of each stage holds, all stages together."""
         return sum(
@@ -86,11 +99,19 @@ class Priced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overflow:
-    """A configuration that does not fit: its least peak and the stage's parts."""
+    """A configuration that does not fit: its least peak and the stage's parts.
+
+    ``levels`` are those of recompute by block of the chain.
+    """
 
     configuration: Configuration
+    levels: tuple[Recompute, ...]
     peak_memory: int
     memory: StageMemory
+
+    def label(self) -> str:
+        """Short text for reports."""
+        return self.configuration.label(self.levels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +130,18 @@ def price(
     memory_limit: int,
     cut: StageCut | None = None,
 ) -> Priced | Overflow:
-    """Price a configuration with those strategies, cut as given or as well as possible."""
+    """Price a configuration with those strategies, cut as given or as well as possible.
+
+    Recompute is as the point says for each class of ``graph``, whatever the configuration's.
+    """
     shared_time, shared_bytes = shared_costs(graph, cluster)
     resident = sum(math.prod(b.shape) * dtype_size(b.dtype) for b in graph.buffers)
     # Every stage is handed the whole batch of its data rank.
     resident += configuration.microbatches * sum(tensor.size for tensor in graph.inputs)
     blocks = _blocks(graph, configuration, point, cluster)
-    settings = configuration.memory_settings(dtype_size(graph.dtype), update=update)
+    settings = configuration.memory_settings(
+        dtype_size(graph.dtype), update=update, host=cluster.accelerator.synchronous
+    )
     stages = configuration.mesh.pp
     flights = [
         in_flight(configuration.schedule, stage, stages, configuration.microbatches)
@@ -135,7 +161,12 @@ def price(
     ]
     worst = max(memories, key=lambda memory: memory.peak)
     if worst.peak > memory_limit:
-        return Overflow(configuration=configuration, peak_memory=worst.peak, memory=worst)
+        return Overflow(
+            configuration=configuration,
+            levels=_levels(graph, point),
+            peak_memory=worst.peak,
+            memory=worst,
+        )
     times = [
         _stage_time(graph, configuration, point, blocks, *span, shared_time, cluster)
         for span in cut.ranges
@@ -183,6 +214,10 @@ def parameter_time(
     return (moved.seconds(cluster.accelerator) + sums) / (elements * itemsize)
 
 
+def _levels(graph: Graph, point: ModelPoint) -> tuple[Recompute, ...]:
+    return tuple(point.levels[instance.block_class] for instance in graph.instances)
+
+
 def _blocks(
     graph: Graph, configuration: Configuration, point: ModelPoint, cluster: Cluster
 ) -> _Blocks:
@@ -191,17 +226,20 @@ def _blocks(
     times, memories = [], []
     first_of = {i.block_class: i for i in reversed(graph.instances)}
     itemsize = dtype_size(graph.dtype)
+    families = class_families(graph)
     seen: set[str] = set()
-    for index, cost in enumerate(point.costs):
+    unseen: dict[int, tuple[bool, ...]] = {}  # by family: which parameters are its own
+    for index, (cost, level) in enumerate(zip(point.costs, point.levels, strict=True)):
         counts = local_counts(point, first_of[index])
         numel = sum(counts.values())
         learnt = sum(count for fqn, count in counts.items() if trainable[fqn])
         # A tied parameter is gathered and reduced once; two stages do so each for itself.
-        own = {fqn: n for fqn, n in counts.items() if configuration.pipelined or fqn not in seen}
-        seen.update(counts)
-        recompute = cluster.accelerator.recompute.get(
-            configuration.recompute.value, NO_RECOMPUTE_WORK
-        )
+        bound = first_of[index].parameters
+        if families[index] == index:
+            unseen[index] = tuple(configuration.pipelined or fqn not in seen for fqn in bound)
+            seen.update(counts)
+        own = {f: counts[f] for f, new in zip(bound, unseen[families[index]], strict=True) if new}
+        recompute = cluster.accelerator.recompute.get(level.value, NO_RECOMPUTE_WORK)
         first_pass, second_pass = recompute.of(len(graph.classes[index].ops))
         times.append(
             BlockTime(
@@ -209,7 +247,7 @@ def _blocks(
                 backward=cost.backward,
                 tp_forward=cost.tp_forward,
                 tp_backward=cost.tp_backward,
-                again=cost.forward_again(configuration.recompute) + second_pass,
+                again=cost.forward_again(level) + second_pass,
                 data_parallel=data_parallel_times(
                     numel=sum(own.values()),
                     trainable=sum(n for fqn, n in own.items() if trainable[fqn]),
@@ -222,16 +260,18 @@ def _blocks(
                 ),
             )
         )
-        held = cost.held.at(configuration.recompute)
+        held = cost.held.at(level)
         memories.append(
             BlockMemory(
                 numel=numel,
                 trainable=learnt,
+                largest=max((n for fqn, n in counts.items() if trainable[fqn]), default=0),
                 kept=held.kept,
-                working=max(held.forward, held.backward),
+                forward=held.forward,
+                working=held.backward,
+                fresh=held.fresh,
                 boundary_in=cost.boundary,
                 boundary_out=cost.boundary_out,
-                fresh=max(held.forward, held.fresh),
                 inputs=cost.held.inputs,
                 outputs=cost.held.outputs,
                 kept_inputs=held.kept_inputs,
@@ -268,7 +308,7 @@ def _cut(
             backward=time.backward + time.tp_backward + time.again,
             static=static,
             activation=memory.kept,
-            transient=memory.working + unit_bytes(memory.numel, settings),
+            transient=max(memory.forward, memory.working) + unit_bytes(memory.numel, settings),
         )
         items.append(
             ChainItem(
@@ -376,7 +416,7 @@ def _finish(
         backward = [time.backward for time in times]
         crossing = [sends[last - 1] for _, last in cut.ranges[:-1]]
         gathers = [time.gathering for time in times]
-        gathering = gathering_of(configuration) if any(gathers) else Gathering.NEVER
+        gathering = gathering_of(configuration)
         timeline = simulate_pipeline(
             configuration.schedule,
             forward,
@@ -409,6 +449,7 @@ def _finish(
     synced = max(finishes)
     optimizer = max(updates) + scalar_time(configuration, cluster)
     return Priced(
+        graph=graph,
         configuration=configuration,
         point=point,
         stages=tuple(

@@ -105,7 +105,7 @@ def solve(
         progress("first plan: configurations without a model axis")
     outcome = _search(searcher, space)
     baselines = _baselines(searcher, fixed, started + time_limit, progress)
-    simulator = Simulator(graphs, cluster, update)
+    simulator = Simulator(cluster, update)
     if outcome.best is not None:
         outcome.best = simulator.fastest([outcome.best, *outcome.priced])
     baselines = [replace(b, priced=simulator.timed(b.priced)) if b.priced else b for b in baselines]
@@ -117,7 +117,7 @@ def solve(
             raise KeyboardInterrupt
         raise infeasible_error(searcher, space, outcome, fixed)
     return assemble(
-        captured.record(), workload, cluster, fixed, outcome, baselines, searcher, simulator, limit
+        captured.record(), workload, cluster, fixed, outcome, baselines, simulator, limit
     )
 
 

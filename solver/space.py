@@ -2,8 +2,8 @@
 
 ``world = pp * dp_replicate * dp_shard * tp``. ZeRO 0 replicates over ``dp_replicate``; ZeRO 1
 shards the optimizer over ``dp_shard``; ZeRO 2 and 3 shard over ``dp_shard`` and may replicate
-over ``dp_replicate`` (hybrid sharding). ZeRO 3 inside a pipeline needs as much memory as ZeRO 2
-and gathers more, so it is left out unless asked for.
+over ``dp_replicate`` (hybrid sharding). ZeRO 3 inside a pipeline gathers ``m + 1`` times as
+often as ZeRO 2 and needs little less memory (`costs.sharded`): it is left out unless asked for.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from autoplan.costs.data_parallel import AS_PLANNED, GradientSync
 from autoplan.costs.memory import MemorySettings
 from autoplan.errors import UsageError
+from autoplan.ir.levels import levels_text
 from autoplan.ir.mesh import Mesh
 from autoplan.ir.optimizer import UpdateRule
 from autoplan.ir.recompute import Recompute
@@ -55,8 +56,13 @@ class Configuration:
         """Whether there is more than one stage."""
         return self.mesh.pp > 1
 
-    def memory_settings(self, itemsize: int, *, update: UpdateRule) -> MemorySettings:
-        """What sets the bytes of a parameter; ``itemsize`` is that of the compute dtype."""
+    def memory_settings(
+        self, itemsize: int, *, update: UpdateRule, host: bool = False
+    ) -> MemorySettings:
+        """What sets the bytes of a parameter; ``itemsize`` is that of the compute dtype.
+
+        Without ``host`` it is that of accelerators, which need less.
+        """
         return MemorySettings(
             zero=self.zero,
             dp_shard=self.mesh.dp_shard,
@@ -65,20 +71,22 @@ class Configuration:
             pipelined=self.pipelined,
             microbatches=self.microbatches,
             replicated=self.mesh.dp > 1,
+            host=host,
         )
 
     def gradient_bytes(self, itemsize: int) -> float:
         """Bytes of a parameter's gradient on a rank when the step's microbatches are done."""
         return 4 / self.mesh.dp_shard if self.zero >= 2 else float(itemsize)
 
-    def label(self) -> str:
-        """Short text for reports."""
+    def label(self, levels: Sequence[Recompute] = ()) -> str:
+        """Short text for reports; ``levels`` are those of recompute by block, where they differ."""
         axes = [f"{axis} {degree}" for axis, degree in self.mesh.degrees().items() if degree > 1]
         parts = [" x ".join(axes) or "1 rank", f"mbs {self.micro_batch_size}"]
         if self.mesh.dp > 1:
             parts.append(f"zero {self.zero}")
-        if self.recompute is not Recompute.NONE:
-            parts.append(f"recompute {self.recompute}")
+        recompute = levels_text(levels or [self.recompute])
+        if recompute != Recompute.NONE:
+            parts.append(f"recompute {recompute}")
         if self.pipelined:
             parts.append(self.schedule)
         return ", ".join(parts)

@@ -6,11 +6,10 @@ of what is shown is that of the simulation, in which every block has its own col
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autoplan.costs.step import BlockTime, unit_time
-from autoplan.ir.graph import Graph
 from autoplan.ir.hardware import Cluster
 from autoplan.ir.optimizer import UpdateRule
 from autoplan.ir.plan import MAX_EVENTS
@@ -50,34 +49,32 @@ class Simulated:
 class Simulator:
     """Simulates priced configurations of one problem; step times are kept, timelines are not."""
 
-    def __init__(self, graphs: Mapping[int, Graph], cluster: Cluster, update: UpdateRule) -> None:
-        self._graphs = graphs
+    def __init__(self, cluster: Cluster, update: UpdateRule) -> None:
         self._cluster = cluster
         self._update = update
-        self._timed: dict[Configuration, Priced] = {}
+        self._timed: dict[tuple[Configuration, int, tuple[int, ...]], Priced] = {}
 
     def of(self, priced: Priced) -> Simulated | None:
         """The simulated step; None if it has too many events."""
         if self.passes(priced) > MAX_EVENTS:
             return None
-        graph = self._graphs[priced.configuration.micro_batch_size]
-        costs = step_costs(graph, priced, self._cluster, self._update)
+        costs = step_costs(priced, self._cluster, self._update)
         return Simulated(costs=costs, timeline=costs.timeline())
 
     def timed(self, priced: Priced) -> Priced:
         """The configuration with its simulated step time, unless that is too much to simulate."""
-        configuration = priced.configuration
-        if configuration not in self._timed:
+        # The point lives as long as what is kept here, so its id stays its own.
+        ends = tuple(stage.last for stage in priced.stages)
+        key = (priced.configuration, id(priced.point), ends)
+        if key not in self._timed:
             found = self.of(priced)
             seconds = priced.step_time if found is None else found.timeline.makespan
-            self._timed[configuration] = replace(priced, step_time=seconds)
-        return self._timed[configuration]
+            self._timed[key] = replace(priced, step_time=seconds)
+        return self._timed[key]
 
     def passes(self, priced: Priced) -> int:
         """Blocks times microbatches of a step."""
-        configuration = priced.configuration
-        graph = self._graphs[configuration.micro_batch_size]
-        return len(graph.instances) * configuration.microbatches
+        return len(priced.graph.instances) * priced.configuration.microbatches
 
     def fastest(self, priced: Sequence[Priced]) -> Priced:
         """The fastest by simulation, of the best by closed form and those close to it."""
@@ -92,9 +89,9 @@ class Simulator:
         return best
 
 
-def step_costs(graph: Graph, priced: Priced, cluster: Cluster, update: UpdateRule) -> StepCosts:
+def step_costs(priced: Priced, cluster: Cluster, update: UpdateRule) -> StepCosts:
     """What to simulate the step of a priced configuration from."""
-    configuration, point = priced.configuration, priced.point
+    graph, configuration, point = priced.graph, priced.configuration, priced.point
     cut = StageCut.given(tuple((stage.first, stage.last) for stage in priced.stages))
     sends = send_times(graph, configuration, point, cluster)
     crossing = [0.0, *(sends[last - 1] for _, last in cut.ranges[:-1]), 0.0]

@@ -93,7 +93,7 @@ def sample_plan_data() -> dict[str, Any]:
         "peak": 56 * _GIB,
     }
     return {
-        "schema_version": 1,
+        "schema_version": 2,
         "autoplan_version": "0.1.0",
         "model": {
             "spec": "toy",

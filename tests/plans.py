@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from autoplan.ir.graph import BlockClass, Graph, Op, TensorKind
+from autoplan.ir.levels import level_summary
 from autoplan.ir.mesh import Mesh
 from autoplan.ir.placement import (
     Partial,
@@ -33,8 +34,10 @@ from autoplan.ir.plan import (
     TimeRecord,
     WorkloadRecord,
 )
+from autoplan.ir.recompute import Recompute
 from autoplan.ir.record import graph_to_record
 from autoplan.ir.strategy import OpStrategy
+from autoplan.ir.variants import split_classes
 from autoplan.rules import strategies
 
 R = Replicate()
@@ -46,11 +49,16 @@ class Setup:
     zero: int = 0
     schedule: str = "none"
     microbatches: int = 1
-    recompute: str = "none"
+    recompute: str | tuple[str, ...] = "none"
+    """Of all blocks, or a pattern that the blocks of the chain repeat."""
     boundary: Placement = R
     seed: int | None = None
     stored: Mapping[str, Placement] = field(default_factory=dict)
     """Placements of parameters that are given, by FQN."""
+
+    def levels(self, graph: Graph) -> list[Recompute]:
+        pattern = (self.recompute,) if isinstance(self.recompute, str) else self.recompute
+        return [Recompute(pattern[k % len(pattern)]) for k in range(len(graph.instances))]
 
     def samples(self, micro_batch_size: int) -> int:
         return self.mesh.dp * self.microbatches * micro_batch_size
@@ -58,6 +66,8 @@ class Setup:
 
 def make_plan(graph: Graph, model: ModelRecord, setup: Setup, *, seq_len: int) -> Plan:
     """Plan of a graph; `setup.seed` chooses strategies at random instead of by price."""
+    variants = split_classes(graph, setup.levels(graph))
+    graph = variants.graph
     chosen, boundaries, placements = choose(graph, setup)
     count, stages = len(graph.instances), setup.mesh.pp
     cuts = [round(index * count / stages) for index in range(stages + 1)]
@@ -97,9 +107,13 @@ def make_plan(graph: Graph, model: ModelRecord, setup: Setup, *, seq_len: int) -
             }
         ),
         zero=setup.zero,
-        recompute=setup.recompute,
+        recompute=level_summary(setup.levels(graph)),
         graph=graph_to_record(
-            graph, strategies=chosen, boundaries=boundaries, placements=placements
+            graph,
+            strategies=chosen,
+            boundaries=boundaries,
+            placements=placements,
+            levels=variants.picks,
         ),
         prediction=PredictionRecord(
             step_time=1.0,

@@ -124,7 +124,8 @@ class Captured:
     def record(self) -> ModelRecord:
         """Record for the plan file; the digest is that of the graph."""
         graph = graph_to_record(self._graphs[_SIZES[0]])
-        digest = hashlib.sha256(graph.model_dump_json().encode()).hexdigest()
+        captured = graph.model_dump_json(exclude={"classes": {"__all__": {"recompute"}}})
+        digest = hashlib.sha256(captured.encode()).hexdigest()
         return ModelRecord(
             spec=self.source.spec,
             form=self.source.form,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from autoplan.capture.build import BuiltModule
 from autoplan.errors import UsageError
-from autoplan.ir.plan import Json
+from autoplan.ir.fields import Json
 
 __all__ = ["ModelSource", "disable_dropout", "near_matches", "torch_dtype"]
 

@@ -28,6 +28,11 @@ from autoplan.rules import localize
 __all__ = ["BlockText", "block_class_lines", "op_lines", "tuple_lines"]
 
 _AXIS = "self.tp"
+_AGAIN = {
+    "none": "  # the backward finds all that it needs kept",
+    "selective": "  # the backward runs it again, but for products and collectives",
+    "full": "  # the backward runs it again",
+}
 # Operators that return a list, also when it has one element.
 _LISTS = frozenset(
     {
@@ -43,6 +48,7 @@ class BlockText:
 
     ``parameters`` are storage placements by local name, ``partial`` the parameters whose
     gradient is summed over the axis once a step, ``instances`` the names of the blocks.
+    ``recompute`` is their level where others have another one, else empty.
     """
 
     block: BlockClass
@@ -54,6 +60,7 @@ class BlockText:
     partial: frozenset[str]
     ranks: int
     instances: tuple[str, ...]
+    recompute: str = ""
 
 
 @dataclass(slots=True)
@@ -138,6 +145,8 @@ def block_class_lines(source: BlockText) -> list[str]:
     attributes = [string(name.removeprefix("self.")) for name in held]
     lines += tuple_lines("held", attributes, 4)
     lines += tuple_lines("shared", [string(identifier(name)) for name in block.shared], 4)
+    if source.recompute:
+        lines.append(f"    recompute = {string(source.recompute)}{_AGAIN[source.recompute]}")
     lines += ["", *_constructor(block.number_count)]
     if held:
         lines += ["        (", *(f"            {name}," for name in held), "        ) = parameters"]

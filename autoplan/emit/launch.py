@@ -40,7 +40,7 @@ def readme_text(plan: Plan) -> str:
         ("cluster", comment(plan.cluster.spec)),
         ("mesh", " x ".join(f"{axis} {degree}" for axis, degree in mesh.items())),
         ("ZeRO level", str(plan.zero)),
-        ("recompute", plan.recompute),
+        ("recompute", plan.recompute_text),
         ("schedule", f"{pipeline.schedule}, {_counted(len(pipeline.stages), 'stage')}"),
         ("microbatches", f"{pipeline.microbatches} of {pipeline.micro_batch_size} a step"),
         ("global batch", _batch(plan)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autoplan.emit.block import BlockText, block_class_lines, op_lines, tuple_lines
+from autoplan.emit.names import class_names
 from autoplan.emit.text import (
     LINE_LENGTH,
     comment,
@@ -17,9 +18,11 @@ from autoplan.emit.text import (
 )
 from autoplan.errors import InputError
 from autoplan.ir.graph import BlockInstance, Graph, TensorKind
+from autoplan.ir.graph_record import ParameterRecord
 from autoplan.ir.placement import Partial, Placement, Shard, parse_placement
-from autoplan.ir.plan import ParameterRecord, Plan
+from autoplan.ir.plan import Plan
 from autoplan.ir.record import graph_from_record, strategies_from_record
+from autoplan.ir.variants import class_families
 from autoplan.rules import library_of
 
 __all__ = ["model_text", "shared_needs"]
@@ -32,14 +35,15 @@ def model_text(plan: Plan) -> str:
     stages = _stage_instances(plan, graph)
     needs = [shared_needs(graph, instances) for instances in stages]
     kinds = list(dict.fromkeys(needs))
+    names = class_names(class_families(graph), [block.recompute for block in plan.graph.classes])
     lines = _header(plan, _libraries(graph, used, needs))
     lines += _parameters(plan)
     for index in used:
-        lines += ["", "", *block_class_lines(_block_text(plan, graph, index))]
+        lines += ["", "", *block_class_lines(_block_text(plan, graph, index, names[index]))]
     for number, kind in enumerate(kinds):
         on = [index for index, need in enumerate(needs) if need == kind]
         lines += ["", "", *_shared_function(graph, number, kind, on)]
-    lines += ["", "", *_stage_table(graph, stages)]
+    lines += ["", "", *_stage_table(graph, stages, names)]
     lines += tuple_lines("SHARED", [f"shared_{kinds.index(need)}" for need in needs], 0)
     renamed = [tensor.name for tensor in graph.inputs if identifier(tensor.name) != tensor.name]
     lines += ["", "", *_stage_class(plan, stages, renamed)]
@@ -69,7 +73,7 @@ def _stage_instances(plan: Plan, graph: Graph) -> list[tuple[BlockInstance, ...]
     return [graph.instances[first:last] for first, last in cuts]
 
 
-def _block_text(plan: Plan, graph: Graph, index: int) -> BlockText:
+def _block_text(plan: Plan, graph: Graph, index: int, class_name: str) -> BlockText:
     record = plan.graph.classes[index]
     block = graph.classes[index]
     stored = {p.fqn: (parse_placement(p.placement), p.partial_grad) for p in plan.graph.parameters}
@@ -83,7 +87,7 @@ def _block_text(plan: Plan, graph: Graph, index: int) -> BlockText:
                 )
     return BlockText(
         block=block,
-        class_name=class_name(index),
+        class_name=class_name,
         strategies=strategies_from_record(plan.graph)[index],
         boundary_in=tuple(map(parse_placement, record.boundary_in)),
         boundary_out=tuple(map(parse_placement, record.boundary_out)),
@@ -91,12 +95,8 @@ def _block_text(plan: Plan, graph: Graph, index: int) -> BlockText:
         partial=frozenset(name for name, (_, partial) in bound.items() if partial),
         ranks=plan.mesh.tp,
         instances=tuple(i.name for i in instances),
+        recompute=record.recompute if plan.recompute == "mixed" else "",
     )
-
-
-def class_name(index: int) -> str:
-    """Name of a block class in the program."""
-    return f"Block{index}"
 
 
 def _libraries(graph: Graph, used: list[int], needs: list[tuple[str, ...]]) -> list[str]:
@@ -130,6 +130,7 @@ def _header(plan: Plan, libraries: list[str]) -> list[str]:
         "not divide, rounded up, P an addend, R* whole with a partial gradient.",
         "",
         f"Mesh: {axes}.",
+        *([f"Recompute: {plan.recompute_text}."] if plan.recompute == "mixed" else []),
         '"""',
         "",
         "from __future__ import annotations",
@@ -254,7 +255,9 @@ def _shared_buffers(graph: Graph) -> Iterator[str]:
             yield buffer_fqn(graph, tensor.name)
 
 
-def _stage_table(graph: Graph, stages: list[tuple[BlockInstance, ...]]) -> list[str]:
+def _stage_table(
+    graph: Graph, stages: list[tuple[BlockInstance, ...]], names: tuple[str, ...]
+) -> list[str]:
     lines = [
         "# For each stage its blocks: class, parameters, buffers.",
         "BlockPlan = tuple[type[nn.Module], tuple[str, ...], tuple[str, ...]]",
@@ -263,7 +266,7 @@ def _stage_table(graph: Graph, stages: list[tuple[BlockInstance, ...]]) -> list[
     for instances in stages:
         lines.append("    (")
         for instance in instances:
-            lines += ["        (", f"            {class_name(instance.block_class)},"]
+            lines += ["        (", f"            {names[instance.block_class]},"]
             for fqns in (instance.parameters, instance.buffers):
                 if not fqns:
                     lines.append("            (),")
@@ -314,7 +317,7 @@ def _numbers(stages: list[tuple[BlockInstance, ...]]) -> dict[tuple[int, int], l
 def _stage_class(
     plan: Plan, stages: list[tuple[BlockInstance, ...]], renamed: list[str]
 ) -> list[str]:
-    run = _RUN_BLOCK[plan.recompute]
+    run = _run_lines(plan)
     text = _STAGE.replace("RUN_BLOCK", run)
     for name in renamed:
         # The batch has the name of forward's parameter, the program one that it can use.
@@ -332,10 +335,24 @@ _WALK = "for block in self.blocks:\n            extra"
 _WALK_NUMBERED = "for number, block in enumerate(self.blocks):\n            extra"
 
 _RUN_BLOCK = {
-    "none": "block(*tensors, *extra)",
-    "selective": "rt.checkpoint_selectively(block, *tensors, *extra)",
-    "full": "rt.checkpoint(block, *tensors, *extra)",
+    "none": "tensors = block(*tensors, *extra)",
+    "selective": "tensors = rt.checkpoint_selectively(block, *tensors, *extra)",
+    "full": "tensors = rt.checkpoint(block, *tensors, *extra)",
 }
+
+
+def _run_lines(plan: Plan) -> str:
+    """Statements that run a block by its recompute level."""
+    if plan.recompute != "mixed":
+        return _RUN_BLOCK[plan.recompute]
+    levels = [level for level in _RUN_BLOCK if level in plan.graph.levels]
+    lines: list[str] = []
+    for level in levels:
+        word = "elif" if lines else "if"
+        head = "else:" if level == levels[-1] else f'{word} block.recompute == "{level}":'
+        lines += [head, f"    {_RUN_BLOCK[level]}"]
+    return f"\n{' ' * 12}".join(lines)
+
 
 _BUILD = "for block_class, names, buffers in STAGES[index]:"
 _BUILD_NUMBERED = "for number, (block_class, names, buffers) in enumerate(STAGES[index]):"
@@ -386,7 +403,7 @@ _STAGE = '''class Stage(nn.Module):
         tensors = boundary
         for block in self.blocks:
             extra = [shared[name] for name in block.shared]
-            tensors = RUN_BLOCK
+            RUN_BLOCK
         return tensors[0] if len(tensors) == 1 else tensors
 
 

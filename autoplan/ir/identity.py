@@ -26,5 +26,6 @@ def plan_digest(plan: Plan) -> str:
         workload.master_weights,
         [plan.zero, plan.recompute],
         *(["compile"] if workload.compile else []),
+        *(list(plan.graph.levels) if plan.recompute == "mixed" else []),
     ]
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:32]

@@ -8,34 +8,22 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    JsonValue,
-    StringConstraints,
-    model_validator,
-)
+from pydantic import Field, model_validator
+
+from autoplan.ir.fields import Digest, DType, Factor, Json, Pass, PlanRecord, Seconds, Text
+from autoplan.ir.graph_record import GraphRecord
+from autoplan.ir.levels import Summary, level_summary, levels_text
 
 __all__ = [
     "MAX_EVENTS",
     "BaselineRecord",
-    "BlockClassRecord",
-    "BufferRecord",
     "CalibrationRecord",
     "CandidateRecord",
     "ClusterRecord",
-    "GraphRecord",
-    "InitRecord",
-    "InnerRecord",
     "InputRecord",
-    "InstanceRecord",
-    "Json",
     "MemoryRecord",
     "MeshRecord",
     "ModelRecord",
-    "OpRecord",
-    "ParameterRecord",
     "PinRecord",
     "PipelineRecord",
     "Plan",
@@ -44,180 +32,16 @@ __all__ = [
     "StageCostRecord",
     "StageRecord",
     "StepRecord",
-    "StrategyRecord",
-    "TensorRecord",
     "TimeRecord",
     "UnitCostRecord",
     "WorkloadRecord",
 ]
 
-Identifier = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=200)]
-Fqn = Annotated[
-    str, StringConstraints(pattern=r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*$", max_length=500)
-]
-Target = Annotated[
-    str,
-    StringConstraints(
-        pattern=r"^(aten\.(__(and|or|xor|lshift|rshift|iand|ior|ixor)__|_?[a-zA-Z][a-zA-Z0-9_]*)"
-        r"\.[a-zA-Z][a-zA-Z0-9_]*|[a-zA-Z][a-zA-Z0-9_]*\._?[a-zA-Z][a-zA-Z0-9_]*\.[a-zA-Z]"
-        r"[a-zA-Z0-9_]*)$"
-    ),
-]
-Text = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f-\x9f]*$", max_length=2000)]
-Size = Annotated[int, Field(ge=0, le=2**40)]
-PlacementText = Annotated[str, StringConstraints(pattern=r"^(R|P|S\(\d+(,([1-9]\d*|pad))?\))$")]
-DType = Annotated[
-    str,
-    StringConstraints(
-        pattern=r"^(float(64|32|16)|bfloat16|float8_e4m3fn|int(64|32|16|8)|uint8|bool|complex64)$"
-    ),
-]
-StoredText = Annotated[str, StringConstraints(pattern=r"^(R|S\(\d+(,([1-9]\d*|pad))?\))$")]
-Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16,64}$")]
-Json = JsonValue
-Seconds = Annotated[float, Field(ge=0)]
-Factor = Annotated[float, Field(ge=1)]
-Pass = tuple[Seconds, Seconds]
-
 MAX_EVENTS = 2**17
 """Passes of blocks over microbatches in a step, above which it is not simulated."""
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class TensorRecord(_Record):
-    """A tensor of a block or of the shared operators."""
-
-    name: Identifier
-    shape: tuple[Size, ...]
-    dtype: DType
-    kind: Literal["parameter", "buffer", "input", "shared", "boundary", "activation"]
-    requires_grad: bool
-    base: Identifier
-
-
-class InnerRecord(_Record):
-    """A collective inside an operator's implementation; payload and local copies in bytes."""
-
-    kind: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p"]
-    payload: int
-    backward: bool
-    copied: int = 0
-
-
-class StrategyRecord(_Record):
-    """Chosen strategy of an operator on the ``tp`` axis."""
-
-    inputs: tuple[PlacementText, ...]
-    outputs: tuple[PlacementText, ...]
-    inner: tuple[InnerRecord, ...] = ()
-    call: Annotated[str, StringConstraints(pattern=r"^([a-z][a-z0-9_]*)?$")] = ""
-
-
-class OpRecord(_Record):
-    """An ATen call.
-
-    Tensors in arguments are ``{"ref": name}``, torch constants ``{"const": [kind, name]}``.
-    """
-
-    name: Identifier
-    target: Target
-    args: tuple[Json, ...]
-    kwargs: tuple[tuple[Identifier, Json], ...] = ()
-    outputs: tuple[Identifier, ...]
-    module_path: Text = ""
-    source: Text = ""
-    flop: int = 0
-    flop_backward: int = 0
-    saved: tuple[Identifier, ...] = ()
-    saved_extra: int = 0
-    mask: Annotated[str, StringConstraints(pattern=r"^([a-z]+(\([0-9]+\))?)?$")] = ""
-    strategy: StrategyRecord | None = None
-
-
-class BlockClassRecord(_Record):
-    """A class of blocks with the strategy chosen for each of its operators.
-
-    ``boundary_in`` and ``boundary_out`` are the placements of the tensors at its ends.
-    """
-
-    name: Identifier
-    ops: tuple[OpRecord, ...]
-    tensors: tuple[TensorRecord, ...]
-    inputs: tuple[Identifier, ...]
-    outputs: tuple[Identifier, ...]
-    parameters: tuple[Identifier, ...]
-    buffers: tuple[Identifier, ...]
-    shared: tuple[Identifier, ...]
-    boundary_in: tuple[PlacementText, ...] = ()
-    boundary_out: tuple[PlacementText, ...] = ()
-
-
-class InstanceRecord(_Record):
-    """A block of the chain: its class and the FQNs bound to the class's names.
-
-    ``unused`` are positions of the class's outputs that no later block reads, ``numbers`` what
-    ``{"number": index}`` stands for in the operators' arguments.
-    """
-
-    name: Text
-    block_class: int
-    parameters: tuple[Fqn, ...]
-    buffers: tuple[Fqn, ...]
-    unused: tuple[int, ...] = ()
-    numbers: tuple[float, ...] = ()
-
-
-class InitRecord(_Record):
-    """Initial values: ``normal(mean a, std b)``, ``uniform(a, b)`` or ``constant(a)``."""
-
-    kind: Literal["normal", "uniform", "constant"]
-    a: float = 0.0
-    b: float = 0.0
-
-
-class ParameterRecord(_Record):
-    """A parameter, its placement on ``tp``, and whether its gradient is partial there."""
-
-    fqn: Fqn
-    shape: tuple[Size, ...]
-    dtype: DType
-    trainable: bool
-    init: InitRecord
-    aliases: tuple[Fqn, ...] = ()
-    placement: StoredText = "R"
-    partial_grad: bool = False
-
-
-class BufferRecord(_Record):
-    """A buffer with its value: base64 of zlib of the raw little-endian bytes."""
-
-    fqn: Fqn
-    shape: tuple[Size, ...]
-    dtype: DType
-    persistent: bool
-    data: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9+/=]*$")]
-
-
-class GraphRecord(_Record):
-    """The captured model at the plan's microbatch size, with strategies."""
-
-    name: Text
-    dtype: DType
-    micro_batch_size: int
-    inputs: tuple[TensorRecord, ...]
-    shared_ops: tuple[OpRecord, ...]
-    shared_tensors: tuple[TensorRecord, ...]
-    classes: tuple[BlockClassRecord, ...]
-    instances: tuple[InstanceRecord, ...]
-    parameters: tuple[ParameterRecord, ...]
-    buffers: tuple[BufferRecord, ...]
-    notes: tuple[Text, ...] = ()
-
-
-class ModelRecord(_Record):
+class ModelRecord(PlanRecord):
     """How to build the model again: the form it was named in, and its digest.
 
     ``form`` is ``builtin``, ``hf`` or ``file``. ``config`` is the architecture's
@@ -226,14 +50,14 @@ class ModelRecord(_Record):
 
     spec: Text
     form: Literal["builtin", "hf", "file"]
-    overrides: dict[str, Json] = {}
-    config: dict[str, Json] = {}
+    overrides: dict[str, Json] = Field(default_factory=dict)
+    config: dict[str, Json] = Field(default_factory=dict)
     digest: Digest
     file_digest: Text = ""
     num_parameters: int
 
 
-class WorkloadRecord(_Record):
+class WorkloadRecord(PlanRecord):
     """What is trained: sequences a step, tokens a sequence (0: not a sequence model), dtype.
 
     ``master_weights``: parameters of fewer than 32 bits have a float32 copy, or none.
@@ -248,7 +72,7 @@ class WorkloadRecord(_Record):
     compile: bool = False
 
 
-class SourceRecord(_Record):
+class SourceRecord(PlanRecord):
     """Origin of a hardware number."""
 
     field: Text
@@ -256,7 +80,7 @@ class SourceRecord(_Record):
     source: Text
 
 
-class ClusterRecord(_Record):
+class ClusterRecord(PlanRecord):
     """The cluster a plan is for; ``memory`` is bytes of a device, ``usable_memory`` of them."""
 
     spec: Text
@@ -270,7 +94,7 @@ class ClusterRecord(_Record):
     sources: tuple[SourceRecord, ...]
 
 
-class MeshRecord(_Record):
+class MeshRecord(PlanRecord):
     """Degrees, outermost axis first."""
 
     pp: int = Field(ge=1)
@@ -279,14 +103,14 @@ class MeshRecord(_Record):
     tp: int = Field(ge=1)
 
 
-class StageRecord(_Record):
+class StageRecord(PlanRecord):
     """Blocks ``first`` to ``last`` (exclusive) of the chain on one pipeline rank."""
 
     first: int
     last: int
 
 
-class PipelineRecord(_Record):
+class PipelineRecord(PlanRecord):
     """Schedule and cut; ``schedule`` is ``none`` for a single stage."""
 
     schedule: Literal["none", "gpipe", "1f1b"]
@@ -295,7 +119,7 @@ class PipelineRecord(_Record):
     stages: tuple[StageRecord, ...]
 
 
-class MemoryRecord(_Record):
+class MemoryRecord(PlanRecord):
     """Bytes on a rank of one stage; the parts sum to ``peak``."""
 
     parameters: int
@@ -307,7 +131,7 @@ class MemoryRecord(_Record):
     peak: int
 
 
-class TimeRecord(_Record):
+class TimeRecord(PlanRecord):
     """Seconds of one step; the parts sum to the step time."""
 
     compute: float
@@ -319,7 +143,7 @@ class TimeRecord(_Record):
     optimizer: float
 
 
-class UnitCostRecord(_Record):
+class UnitCostRecord(PlanRecord):
     """A block for one microbatch: seconds of kernels, and of collectives that they wait for.
 
     ``gather`` and ``reduce`` are seconds of its parameters' all-gather and its gradients' sum;
@@ -333,7 +157,7 @@ class UnitCostRecord(_Record):
     reduced: Annotated[float, Field(ge=0)] = 0.0
 
 
-class StageCostRecord(_Record):
+class StageCostRecord(PlanRecord):
     """A stage: its units in order, as runs of (position in ``units``, how many); seconds.
 
     ``collectives``, ``optimizer`` and ``publish`` are what follows the last gradient.
@@ -347,7 +171,7 @@ class StageCostRecord(_Record):
     publish: Seconds = 0.0
 
 
-class StepRecord(_Record):
+class StepRecord(PlanRecord):
     """What a step is simulated from; words as in `autoplan.simulate`."""
 
     units: tuple[UnitCostRecord, ...]
@@ -369,7 +193,7 @@ class StepRecord(_Record):
         return self
 
 
-class CandidateRecord(_Record):
+class CandidateRecord(PlanRecord):
     """A configuration that was priced: its step time, or why it lost."""
 
     label: Text
@@ -378,7 +202,7 @@ class CandidateRecord(_Record):
     reason: Text = ""
 
 
-class BaselineRecord(_Record):
+class BaselineRecord(PlanRecord):
     """A plan practitioners would write by hand: its step time, or why it does not fit."""
 
     name: Text
@@ -387,14 +211,14 @@ class BaselineRecord(_Record):
     reason: Text = ""
 
 
-class PinRecord(_Record):
+class PinRecord(PlanRecord):
     """A decision fixed by the user."""
 
     name: Text
     value: Text
 
 
-class PredictionRecord(_Record):
+class PredictionRecord(PlanRecord):
     """What the cost model says. ``gap`` = (step_time - lower_bound) / step_time."""
 
     step_time: float
@@ -411,7 +235,7 @@ class PredictionRecord(_Record):
     stages: tuple[MemoryRecord, ...]
 
 
-class CalibrationRecord(_Record):
+class CalibrationRecord(PlanRecord):
     """The prediction corrected by runs: measured over predicted, of ``runs`` runs.
 
     ``basis`` says what was run: this plan itself, or others of its model, axes and hardware.
@@ -427,7 +251,20 @@ class CalibrationRecord(_Record):
     peak_memory: int = Field(ge=0)
 
 
-class InputRecord(_Record):
+class CorrectionRecord(PlanRecord):
+    """What runs of the model changed of the numbers that its plans were priced with.
+
+    Seconds of kernels and of collectives were multiplied, ``reserved`` bytes taken off the
+    memory that plans may use. Without a correction the factors are 1.
+    """
+
+    runs: int = Field(ge=1)
+    kernels: float = Field(gt=0)
+    collectives: float = Field(gt=0)
+    reserved: int = Field(ge=0)
+
+
+class InputRecord(PlanRecord):
     """What a node's loaders give, in samples/s, and the seconds a step's input then takes."""
 
     rate_per_node: float = Field(gt=0)
@@ -435,13 +272,14 @@ class InputRecord(_Record):
     source: Text
 
 
-class Plan(_Record):
+class Plan(PlanRecord):
     """A parallel plan; ``profile`` is the file its hardware numbers or residuals came from.
 
-    ``step`` is what its step was simulated from; None if that was too much to simulate.
+    ``recompute`` sums up the levels of its blocks, which the graph's classes have. ``step`` is
+    what its step was simulated from; None if that was too much to simulate.
     """
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     autoplan_version: Text
     model: ModelRecord
     workload: WorkloadRecord
@@ -449,7 +287,7 @@ class Plan(_Record):
     mesh: MeshRecord
     pipeline: PipelineRecord
     zero: Literal[0, 1, 2, 3]
-    recompute: Literal["none", "selective", "full"]
+    recompute: Summary
     graph: GraphRecord
     prediction: PredictionRecord
     step: StepRecord | None = None
@@ -459,7 +297,18 @@ class Plan(_Record):
     notes: tuple[Text, ...] = ()
     profile: Text = ""
     calibration: CalibrationRecord | None = None
+    correction: CorrectionRecord | None = None
     input: InputRecord | None = None
+
+    @model_validator(mode="after")
+    def _recompute_is_that_of_the_blocks(self) -> Self:
+        counts = len(self.graph.classes)
+        if any(not 0 <= i.block_class < counts for i in self.graph.instances):
+            return self  # the graph is broken, as a check of it says better
+        found = level_summary(self.graph.levels)
+        if self.recompute != found:
+            raise ValueError(f"recompute: {self.recompute}, that of the blocks is {found}")
+        return self
 
     @model_validator(mode="after")
     def _step_is_short(self) -> Self:
@@ -471,6 +320,11 @@ class Plan(_Record):
                     f"step: {passes} passes of units, at most {MAX_EVENTS} are simulated"
                 )
         return self
+
+    @property
+    def recompute_text(self) -> str:
+        """How many blocks have which recompute level."""
+        return levels_text(self.graph.levels) if self.recompute == "mixed" else self.recompute
 
     @property
     def expected_step_time(self) -> float:

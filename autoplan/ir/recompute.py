@@ -16,7 +16,7 @@ _RECURRENT = ("aten.gru.", "aten.lstm.", "aten.rnn_")
 
 
 class Recompute(StrEnum):
-    """Recompute level of a plan, the same for all blocks.
+    """Recompute level of a block.
 
     ``NONE`` keeps what autograd saves, ``FULL`` a block's inputs only. ``SELECTIVE`` keeps
     the inputs, the outputs of compute-bound operators and those of collectives.

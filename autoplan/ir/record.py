@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from autoplan.ir.fields import Json
 from autoplan.ir.graph import (
     Arg,
     BlockClass,
@@ -20,20 +21,20 @@ from autoplan.ir.graph import (
     Tensor,
     TensorKind,
 )
-from autoplan.ir.placement import CollectiveKind, Placement, parse_placement
-from autoplan.ir.plan import (
+from autoplan.ir.graph_record import (
     BlockClassRecord,
     BufferRecord,
     GraphRecord,
     InitRecord,
     InnerRecord,
     InstanceRecord,
-    Json,
     OpRecord,
     ParameterRecord,
     StrategyRecord,
     TensorRecord,
 )
+from autoplan.ir.placement import CollectiveKind, Placement, parse_placement
+from autoplan.ir.recompute import Recompute
 from autoplan.ir.strategy import InnerCollective, OpStrategy
 
 __all__ = [
@@ -54,8 +55,12 @@ def graph_to_record(
     strategies: tuple[ClassStrategies, ...] = (),
     boundaries: tuple[tuple[tuple[Placement, ...], tuple[Placement, ...]], ...] = (),
     placements: Mapping[str, tuple[Placement, bool]] | None = None,
+    levels: Sequence[Recompute] = (),
 ) -> GraphRecord:
-    """Record of a graph, with strategies by (class, op name) and parameter placements by FQN."""
+    """Record of a graph, with strategies by (class, op name) and parameter placements by FQN.
+
+    ``levels`` are those of recompute by class; none where left out.
+    """
     placements = placements or {}
     classes = []
     for index, block in enumerate(graph.classes):
@@ -73,6 +78,7 @@ def graph_to_record(
                 shared=block.shared,
                 boundary_in=tuple(map(str, ins)),
                 boundary_out=tuple(map(str, outs)),
+                recompute=(levels[index] if levels else Recompute.NONE).value,
             )
         )
     return GraphRecord(

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from autoplan import runtime
+from autoplan.ir.fields import Json
 from autoplan.ir.graph import Arg, Bound, Const, Ref
-from autoplan.ir.plan import Json, OpRecord
+from autoplan.ir.graph_record import OpRecord
 from autoplan.ir.record import op_from_record
 from autoplan.runtime import Axis
 

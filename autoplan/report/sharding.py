@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from autoplan.ir.graph import BlockClass
+from autoplan.ir.graph import BlockClass, Graph
 from autoplan.ir.placement import (
     CollectiveKind,
     Conversion,
@@ -20,13 +20,14 @@ from autoplan.ir.placement import (
 from autoplan.ir.plan import Plan
 from autoplan.ir.record import graph_from_record, strategies_from_record
 from autoplan.ir.strategy import OpStrategy
+from autoplan.ir.variants import class_families
 
-__all__ = ["BlockSharding", "block_sharding", "padded_parameters"]
+__all__ = ["BlockSharding", "block_shardings", "padded_parameters"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSharding:
-    """The most frequent kind of block of a plan.
+    """Blocks of one kind that are sharded alike.
 
     ``sharded`` holds (name within the block, placement) of its sharded parameters;
     ``replicated`` counts the others, ``partial`` those of them whose gradient each rank knows
@@ -43,14 +44,45 @@ class BlockSharding:
     backward: dict[str, int]
 
 
-def block_sharding(plan: Plan) -> BlockSharding | None:
-    """Sharding of the block class with the most copies, or ``None`` when tp is 1."""
+def block_shardings(plan: Plan) -> tuple[BlockSharding, ...]:
+    """Ways in which copies of the block with the most of them are sharded; none when tp is 1."""
     if plan.mesh.tp == 1 or not plan.graph.instances:
-        return None
+        return ()
     graph = graph_from_record(plan.graph)
-    copies = Counter(instance.block_class for instance in graph.instances)
-    index = max(copies, key=lambda item: (copies[item], len(graph.classes[item].ops), -item))
-    instance = next(i for i in graph.instances if i.block_class == index)
+    families = class_families(graph)
+    copies = Counter(families[instance.block_class] for instance in graph.instances)
+    most = max(copies, key=lambda item: (copies[item], len(graph.classes[item].ops), -item))
+    groups: list[list[int]] = []  # classes whose blocks differ in recompute at most
+    for index in dict.fromkeys(instance.block_class for instance in graph.instances):
+        if families[index] != most:
+            continue
+        for group in groups:
+            if _alike(plan, group[0], index):
+                group.append(index)
+                break
+        else:
+            groups.append([index])
+    return tuple(_sharding(plan, graph, group) for group in groups)
+
+
+def _alike(plan: Plan, one: int, other: int) -> bool:
+    """Whether the blocks of two classes are sharded alike."""
+    first, second = plan.graph.classes[one], plan.graph.classes[other]
+    same = {"name": first.name, "recompute": first.recompute}
+    return second.model_copy(update=same) == first and _storage(plan, one) == _storage(plan, other)
+
+
+def _storage(plan: Plan, index: int) -> list[tuple[str, bool]]:
+    stored = {p.fqn: (p.placement, p.partial_grad) for p in plan.graph.parameters}
+    instance = next(i for i in plan.graph.instances if i.block_class == index)
+    return [stored[fqn] for fqn in instance.parameters]
+
+
+def _sharding(plan: Plan, graph: Graph, group: list[int]) -> BlockSharding:
+    """Sharding of blocks that are alike, as classes of the graph."""
+    index = group[0]
+    alike = [i for i in graph.instances if i.block_class in group]
+    instance = alike[0]
     storage = {p.fqn: p.placement for p in plan.graph.parameters}
     partial = {p.fqn for p in plan.graph.parameters if p.partial_grad}
     prefix = _common_prefix(instance.parameters)
@@ -69,7 +101,7 @@ def block_sharding(plan: Plan) -> BlockSharding | None:
     )
     return BlockSharding(
         name=instance.name,
-        copies=copies[index],
+        copies=len(alike),
         sharded=tuple((name, text) for name, text in placed if text != "R"),
         replicated=sum(text == "R" for _, text in placed),
         partial=sum(fqn in partial for fqn in instance.parameters),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from autoplan.ir.levels import level_runs
 from autoplan.ir.plan import BaselineRecord, Plan
 from autoplan.report.timeline import timeline_summary
 from autoplan.units import format_count
@@ -65,6 +66,10 @@ def plan_summary(
         },
         "zero": plan.zero,
         "recompute": plan.recompute,
+        "recompute_by_block": [
+            {"level": level, "first": first, "last": last}
+            for level, first, last in level_runs(plan.graph.levels)
+        ],
         "time": prediction.time.model_dump(mode="json"),
         "timeline": timeline_summary(plan),
         "memory": [stage.model_dump(mode="json") for stage in prediction.stages],

@@ -13,8 +13,9 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
+from autoplan.ir.levels import level_runs
 from autoplan.ir.plan import Plan
-from autoplan.report.sharding import block_sharding, padded_parameters
+from autoplan.report.sharding import BlockSharding, block_shardings, padded_parameters
 from autoplan.report.summary import input_message, provenance_counts
 from autoplan.report.timeline import stage_waits
 from autoplan.units import format_bytes, format_count, format_time
@@ -108,8 +109,9 @@ def report_lines(
         _waits(plan),
         _memory(plan, glyphs),
         _stages(plan),
+        _recompute(plan),
         _considered(plan, glyphs),
-        _sharding(plan, glyphs),
+        _sharding(plan),
         _notes(plan),
         _next(plan, where),
     ]
@@ -233,7 +235,7 @@ def _mesh(plan: Plan, glyphs: _Glyphs) -> list[str]:
             f"{pipeline.microbatches} microbatch{plural} of {pipeline.micro_batch_size}",
             schedule,
             f"ZeRO {plan.zero}",
-            f"recompute {plan.recompute}",
+            f"recompute {plan.recompute_text}",
             plan.workload.dtype,
             _update(plan),
             "compiled" if plan.workload.compile else "",
@@ -314,6 +316,24 @@ def _stages(plan: Plan) -> list[str]:
     return lines
 
 
+def _recompute(plan: Plan) -> list[str]:
+    """The level of each block, where they differ."""
+    if plan.recompute != "mixed":
+        return []
+    lines = ["recompute by block"]
+    for level, first, last in level_runs(plan.graph.levels):
+        lines.append(f"  {level:<9} {_span(plan, first, last)}")
+    return lines
+
+
+def _span(plan: Plan, first: int, last: int) -> str:
+    """Names of the blocks ``first`` to ``last`` (exclusive), and how many they are."""
+    instances = plan.graph.instances
+    if last - first == 1:
+        return instances[first].name
+    return f"{instances[first].name} to {instances[last - 1].name} ({last - first} blocks)"
+
+
 def _considered(plan: Plan, glyphs: _Glyphs) -> list[str]:
     shown = plan.considered[:_MAX_CANDIDATES]
     rows = [(c.label, c.step_time, c.peak_memory, c.reason) for c in shown]
@@ -348,10 +368,14 @@ def _table(
     return lines
 
 
-def _sharding(plan: Plan, glyphs: _Glyphs) -> list[str]:
-    block = block_sharding(plan)
-    if block is None:
-        return []
+def _sharding(plan: Plan) -> list[str]:
+    lines = [line for block in block_shardings(plan) for line in _block_sharding(block)]
+    for fqn, dim, size, padded in padded_parameters(plan) if lines else ():
+        lines.append(f"  {'padding':<8} {fqn}: dim {dim} of {size:,} to {padded:,}")
+    return lines
+
+
+def _block_sharding(block: BlockSharding) -> list[str]:
     copies = f" (1 of {block.copies} alike)" if block.copies > 1 else ""
     lines = [f"tensor parallel in {block.name}{copies}"]
     for text, names in _grouped(block.sharded).items():
@@ -367,8 +391,6 @@ def _sharding(plan: Plan, glyphs: _Glyphs) -> list[str]:
     for name, counts in (("forward", block.forward), ("backward", block.backward)):
         words = ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "no collective"
         lines.append(f"  {name:<8} {words} for each microbatch")
-    for fqn, dim, size, padded in padded_parameters(plan):
-        lines.append(f"  {'padding':<8} {fqn}: dim {dim} of {size:,} to {padded:,}")
     return lines
 
 

@@ -119,8 +119,8 @@ def read_plan(path: Path) -> ProgramPlan:
         raise InvalidFile(
             f"{path} is not complete JSON: {error}", hint="emit the program again"
         ) from error
-    if not isinstance(raw, dict) or raw.get("schema_version") != 1:
-        raise InvalidFile(f"{path} is not a plan of version 1", hint="emit the program again")
+    if not isinstance(raw, dict) or raw.get("schema_version") != 2:
+        raise InvalidFile(f"{path} is not a plan of version 2", hint="emit the program again")
     try:
         plan = _view(raw)
     except (KeyError, TypeError) as error:
@@ -182,5 +182,12 @@ def _digest(raw: Mapping[str, Any]) -> str:
         workload.get("master_weights", "float32"),
         [raw["zero"], raw["recompute"]],
         *(["compile"] if workload.get("compile", False) else []),
+        *(_levels(raw["graph"]) if raw["recompute"] == "mixed" else []),
     ]
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:32]
+
+
+def _levels(graph: Mapping[str, Any]) -> list[str]:
+    """Recompute level of each block of the chain."""
+    by_class = [block["recompute"] for block in graph["classes"]]
+    return [by_class[instance["block_class"]] for instance in graph["instances"]]

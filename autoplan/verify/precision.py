@@ -7,15 +7,15 @@ import zlib
 
 import torch
 
-from autoplan.ir.plan import (
+from autoplan.ir.fields import Json
+from autoplan.ir.graph_record import (
     BlockClassRecord,
     BufferRecord,
     GraphRecord,
-    Json,
     OpRecord,
-    Plan,
     TensorRecord,
 )
+from autoplan.ir.plan import Plan
 
 __all__ = ["WIDER", "in_precision"]
 

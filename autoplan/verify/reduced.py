@@ -7,23 +7,22 @@ in the same order, as the plan's, and each gets the strategy the plan chose for 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from autoplan.capture import ModelSource, capture
 from autoplan.errors import UsageError
 from autoplan.ir.graph import BlockClass, Graph
+from autoplan.ir.graph_record import BlockClassRecord, GraphRecord
+from autoplan.ir.levels import level_summary
 from autoplan.ir.placement import Placement, Shard, parse_placement
-from autoplan.ir.plan import (
-    BlockClassRecord,
-    GraphRecord,
-    MeshRecord,
-    PipelineRecord,
-    Plan,
-    StageRecord,
-)
-from autoplan.ir.record import graph_to_record, strategies_from_record
+from autoplan.ir.plan import MeshRecord, PipelineRecord, Plan, StageRecord
+from autoplan.ir.recompute import Recompute
+from autoplan.ir.record import graph_from_record, graph_to_record, strategies_from_record
 from autoplan.ir.strategy import OpStrategy
+from autoplan.ir.variants import class_families, split_classes
 from autoplan.rules import strategies
 
 __all__ = ["Reduced", "reduced_plan"]
@@ -54,11 +53,12 @@ def reduced_plan(plan: Plan, source: ModelSource, *, max_parameters: int) -> Red
     seq_len = plan.workload.seq_len if small is None else min(plan.workload.seq_len, _SEQ_LEN)
     model = small or source
     captured = capture(model, seq_len=seq_len, dtype=plan.graph.dtype)
-    graph = captured.at(plan.pipeline.micro_batch_size)
-    _check_same(graph, plan.graph)
+    graph, planned = _like(captured.at(plan.pipeline.micro_batch_size), plan.graph)
+    _check_same(graph, planned)
     microbatches = min(plan.pipeline.microbatches, 2 * mesh.pp)
     batch = plan.pipeline.micro_batch_size * microbatches * mesh.dp_replicate * mesh.dp_shard
     ranks = mesh.pp * mesh.dp_replicate * mesh.dp_shard * mesh.tp
+    record = _graph_record(graph, planned, mesh.tp)
     reduced = plan.model_copy(
         update={
             "model": captured.record(),
@@ -73,7 +73,8 @@ def reduced_plan(plan: Plan, source: ModelSource, *, max_parameters: int) -> Red
                 stages=_even_stages(len(graph.instances), mesh.pp),
             ),
             "cluster": plan.cluster.model_copy(update={"nodes": 1, "ranks_per_node": ranks}),
-            "graph": _graph_record(graph, plan.graph, mesh.tp),
+            "graph": record,
+            "recompute": level_summary(record.levels),
         }
     )
     note = _note(plan, reduced, changed=small is not None)
@@ -96,6 +97,42 @@ def _note(plan: Plan, reduced: Plan, *, changed: bool) -> str:
             f"{plan.model.num_parameters:,} parameters), sequence {reduced.workload.seq_len}"
         )
     return "; ".join(parts)
+
+
+def _like(graph: Graph, record: GraphRecord) -> tuple[Graph, GraphRecord]:
+    """The reduced graph, its copies of a block planned differently where the plan's are.
+
+    Each variant gets consecutive copies, as evenly as it goes, in the order of the chain.
+    """
+    families = class_families(graph_from_record(record))
+    kinds = list(dict.fromkeys(families))
+    if len(graph.classes) != len(kinds):
+        raise _unlike(f"{len(graph.classes)} kinds of block instead of {len(kinds)}")
+    variants = [[k for k, family in enumerate(families) if family == kind] for kind in kinds]
+    copies = Counter(instance.block_class for instance in graph.instances)
+    passed: Counter[int] = Counter()
+    picks = []
+    for instance in graph.instances:
+        kind = instance.block_class
+        if copies[kind] < len(variants[kind]):
+            raise _unlike(
+                f"{copies[kind]} of {graph.classes[kind].name}, which the plan has "
+                f"in {len(variants[kind])} variants"
+            )
+        picks.append(variants[kind][passed[kind] * len(variants[kind]) // copies[kind]])
+        passed[kind] += 1
+    split = split_classes(graph, picks)
+    return split.graph, _of_classes(record, split.picks)
+
+
+def _of_classes(record: GraphRecord, chosen: Sequence[int]) -> GraphRecord:
+    """The record with its classes in another order."""
+    place = {index: position for position, index in enumerate(chosen)}
+    instances = (
+        i.model_copy(update={"block_class": place[i.block_class]}) for i in record.instances
+    )
+    classes = tuple(record.classes[index] for index in chosen)
+    return record.model_copy(update={"classes": classes, "instances": tuple(instances)})
 
 
 def _check_same(graph: Graph, record: GraphRecord) -> None:
@@ -140,6 +177,7 @@ def _graph_record(graph: Graph, planned: GraphRecord, ranks: int) -> GraphRecord
         strategies=matched,
         boundaries=boundaries,
         placements=_placements(graph, planned, ranks),
+        levels=[Recompute(record.recompute) for record in planned.classes],
     )
 
 

@@ -82,14 +82,20 @@ class _Pricer:
             run.cluster.inter,
             run.cluster.nodes > 1,  # of one node, a ring stays inside
         )
-        key = (shape, spec, configuration.micro_batch_size, row.tp, row.sequence, run.extras)
+        level = configuration.recompute
+        key = (
+            *(shape, spec, configuration.micro_batch_size, row.tp, row.sequence, run.extras),
+            *(run.calls, run.scattered, level),
+        )
         if key not in self._points:
             self._points[key] = megatron_point(
                 graph,
                 row.tp,
                 run.cluster,
                 sequence=row.sequence,
+                recompute=level,
                 calls=run.calls,
+                scattered=run.scattered,
                 extras=run.extras,
             )
         result = price(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autoplan.ir.plan import Plan
-from autoplan.report.sharding import block_sharding
+from autoplan.report.sharding import block_shardings
 from autoplan.report.terminal import print_report, report_lines
 
 
@@ -79,8 +79,7 @@ def test_tightest_stage_is_the_one_shown(plan_data: dict[str, Any]) -> None:
 
 def test_collectives_of_a_column_then_row_split_pair(plan: Plan) -> None:
     """Megatron's pair: one all_reduce forward (P -> R), one backward (R -> R*)."""
-    sharding = block_sharding(plan)
-    assert sharding is not None
+    (sharding,) = block_shardings(plan)
     assert sharding.name == "mlp"
     assert dict(sharding.sharded) == {"up.weight": "S(0)", "down.weight": "S(1)"}
     assert sharding.forward == {"all_reduce": 1}
@@ -93,8 +92,7 @@ def test_sequence_parallel_boundary_is_gather_and_scatter(plan_data: dict[str, A
     block["boundary_in"], block["boundary_out"] = ["S(0)"], ["S(0)"]
     block["ops"] = block["ops"][:3]
     block["outputs"] = ["down"]
-    sharding = block_sharding(Plan.model_validate(plan_data))
-    assert sharding is not None
+    (sharding,) = block_shardings(Plan.model_validate(plan_data))
     assert sharding.forward == {"all_gather": 1, "reduce_scatter": 1}
     assert sharding.backward == {"all_gather": 1, "reduce_scatter": 1}
 

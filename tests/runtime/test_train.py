@@ -25,7 +25,7 @@ def write_plan(folder: Path, plan: ProgramPlan) -> Path:
     f = dataclasses.asdict(plan)
     pick = lambda *names: {name: f[name] for name in names}  # noqa: E731
     data = {
-        "schema_version": 1,
+        "schema_version": 2,
         "graph": f["graph"] | {"name": f["name"]},
         "mesh": pick("pp", "dp_replicate", "dp_shard", "tp"),
         "pipeline": pick("schedule", "microbatches", "micro_batch_size")

@@ -13,7 +13,7 @@ from autoplan.errors import VerificationError
 from autoplan.ir.mesh import Group, Mesh
 from autoplan.ir.placement import Shard, parse_placement
 from autoplan.ir.recompute import Recompute
-from autoplan.ir.record import strategies_from_record
+from autoplan.ir.record import graph_from_record, strategies_from_record
 from autoplan.profiles import load_cluster
 from autoplan.verify import verify
 from autoplan.verify.compare import compare
@@ -27,6 +27,7 @@ SEQ_LEN = 16
 MICRO_BATCH_SIZE = 2
 TIED = f"{Path(__file__).parent / 'tied_model.py'}:build"
 
+MIXED = "none", "full", "selective"  # of blocks in turn
 TWO_RANKS = {
     "ddp": Setup(mesh=Mesh(dp_replicate=2), microbatches=2),
     "zero1": Setup(mesh=Mesh(dp_shard=2), zero=1, microbatches=2),
@@ -41,6 +42,9 @@ TWO_RANKS = {
     "1f1b_selective": Setup(
         mesh=Mesh(pp=2), schedule="1f1b", microbatches=4, recompute="selective"
     ),
+    "mixed": Setup(mesh=Mesh(dp_shard=2), zero=3, microbatches=2, recompute=MIXED),
+    "tp_mixed": Setup(mesh=Mesh(tp=2), microbatches=2, recompute=MIXED, boundary=Shard(1)),
+    "1f1b_mixed": Setup(mesh=Mesh(pp=2), schedule="1f1b", microbatches=4, recompute=MIXED),
     "tp_random_1": Setup(mesh=Mesh(tp=2), seed=1),
     "tp_random_2": Setup(mesh=Mesh(tp=2), seed=2, boundary=Shard(2)),
     "tp_random_3": Setup(mesh=Mesh(tp=2), seed=3, boundary=Shard(0)),
@@ -50,6 +54,9 @@ TWO_RANKS = {
 }
 FOUR_RANKS = {
     "tp_pp": Setup(mesh=Mesh(pp=2, tp=2), schedule="1f1b", microbatches=4, boundary=Shard(1)),
+    "tp_pp_mixed": Setup(
+        mesh=Mesh(pp=2, tp=2), schedule="1f1b", microbatches=4, seed=5, recompute=MIXED
+    ),
     "tp_pp_random": Setup(mesh=Mesh(pp=2, tp=2), schedule="gpipe", microbatches=2, seed=4),
     "dp_tp": Setup(mesh=Mesh(dp_replicate=2, tp=2)),
     "fsdp_tp": Setup(mesh=Mesh(dp_shard=2, tp=2), zero=3, recompute="full", boundary=Shard(1)),
@@ -70,7 +77,7 @@ def captured(request):
     return source, found.at(MICRO_BATCH_SIZE), found.record()
 
 
-def charged(plan, graph, stage: int, *, again: bool) -> Counter:
+def charged(plan, stage: int, *, again: bool) -> Counter:
     """Collectives of the model axis in a step of a stage, as the cost model counts them.
 
     ``again``: with those that recomputation repeats.
@@ -79,17 +86,18 @@ def charged(plan, graph, stage: int, *, again: bool) -> Counter:
     chosen = strategies_from_record(plan.graph)
     count = Counter()
     cut = plan.pipeline.stages[stage]
+    graph = graph_from_record(plan.graph)
     for instance in graph.instances[cut.first : cut.last]:
         record = plan.graph.classes[instance.block_class]
         for call in collectives(
-            graph.classes[instance.block_class],
+            graph.block_class(instance),
             chosen[instance.block_class],
             tuple(map(parse_placement, record.boundary_in)),
             tuple(map(parse_placement, record.boundary_out)),
             Group(ranks, ranks),
             load_cluster("cpu:2"),
         ):
-            repeats = again and call.repeats(Recompute(plan.recompute))
+            repeats = again and call.repeats(Recompute(record.recompute))
             times = plan.pipeline.microbatches * (2 if repeats else 1)
             count[call.kind.value, call.payload] += times
     return count
@@ -120,8 +128,8 @@ def test_programs_equal_the_unsharded_model(captured, setups, tmp_path: Path):
             wrong.append(f"{name}: {error}")
         for finding in found:
             stage = finding.rank // (ranks // plan.mesh.pp)
-            least = charged(plan, graph, stage, again=False)
-            most = charged(plan, graph, stage, again=True)
+            least = charged(plan, stage, again=False)
+            most = charged(plan, stage, again=True)
             got = Counter(finding.collectives)
             # Recomputation stops at the last tensor that is needed, so a block's last
             # collectives may not be repeated.

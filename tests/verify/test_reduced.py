@@ -8,9 +8,10 @@ import torch
 
 from autoplan.capture import capture, load_model
 from autoplan.errors import UsageError
+from autoplan.ir.graph_record import BufferRecord
 from autoplan.ir.mesh import Mesh
 from autoplan.ir.placement import Shard
-from autoplan.ir.plan import BufferRecord, Plan
+from autoplan.ir.plan import Plan
 from autoplan.ir.record import strategies_from_record
 from autoplan.verify.precision import in_precision
 from autoplan.verify.reduced import reduced_plan

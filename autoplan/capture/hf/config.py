@@ -9,7 +9,7 @@ from typing import Any
 
 from autoplan.capture.source import near_matches
 from autoplan.errors import InputError, UsageError
-from autoplan.ir.plan import Json
+from autoplan.ir.fields import Json
 
 __all__ = [
     "canonical",

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autoplan.capture.hf.config import canonical, store
-from autoplan.ir.plan import Json
+from autoplan.ir.fields import Json
 
 __all__ = ["reduced_config"]
 

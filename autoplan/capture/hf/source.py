@@ -20,7 +20,7 @@ from autoplan.capture.hf.tasks import TASKS, as_loss_module, task_of
 from autoplan.capture.hf.tracing import exportable, settled
 from autoplan.capture.source import Form, ModelSource, torch_dtype
 from autoplan.errors import InputError, UsageError
-from autoplan.ir.plan import Json
+from autoplan.ir.fields import Json
 
 __all__ = ["HuggingFaceSource", "huggingface_source"]
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from autoplan.capture.hf import batches
 from autoplan.errors import UsageError
-from autoplan.ir.plan import Json
+from autoplan.ir.fields import Json
 
 __all__ = ["TASKS", "Task", "as_loss_module", "task_of"]
 
