@@ -21,13 +21,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from autoplan.solver.chain import Point
 from autoplan.solver.fronts import hull
-from autoplan.solver.lp import Handover, LpModel, Sense, Termination
+from autoplan.solver.highs import RepeatedLp
+from autoplan.solver.linear import LpModel, Sense, Termination
 from autoplan.solver.sweep import SAME
 
 __all__ = ["relaxed_bound"]
 
+# HiGHS lets a row be violated by 1e-7 of its scale, a step or a stage's bytes.
 _TOLERANCE = 1e-5
 
 
@@ -103,7 +107,7 @@ def _divided(
         before = after
     for share in shares:
         model.row(Sense.EQUAL, 1.0, share, [1.0] * len(share))
-    result = model.solve(deadline=math.inf, handover=Handover.ARRAYS)
+    result = RepeatedLp(model).solve(np.array(model.costs), deadline=math.inf)
     if result.termination is Termination.INFEASIBLE:
         return math.inf
     return result.objective * most * (1 - _TOLERANCE) if result.has_solution else 0.0
