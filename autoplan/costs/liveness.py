@@ -17,6 +17,7 @@ from autoplan.costs.terms import produced_placements, required_states
 from autoplan.costs.workspace import FUSED_LOSSES, is_class_shard, workspace
 from autoplan.ir.experts import EXPERTS
 from autoplan.ir.graph import BlockClass, Op, TensorKind
+from autoplan.ir.hardware import HostConvolutions
 from autoplan.ir.placement import Placement, Replicate, Shard, conversion
 from autoplan.ir.recompute import Recompute, is_kept
 from autoplan.ir.strategy import OpStrategy
@@ -112,8 +113,12 @@ def liveness(
     boundary_in: tuple[Placement, ...],
     boundary_out: tuple[Placement, ...],
     ranks: int,
+    convolutions: HostConvolutions | None = None,
 ) -> Liveness:
-    """Kept bytes and transient peaks of one microbatch on one rank."""
+    """Kept bytes and transient peaks of one microbatch on one rank.
+
+    ``convolutions`` is that of the `Accelerator`.
+    """
     produced = produced_placements(block, strategies, boundary_in)
     storages = _Storages(block, produced, ranks)
     weights = _weights(block, produced, ranks)
@@ -141,7 +146,7 @@ def liveness(
             # The runtime's loss keeps the scores themselves, not their logarithms.
             saved.add(reads[0])
             extra = 0
-        inside_forward, inside_backward = workspace(op, block, strategy, ranks)
+        inside_forward, inside_backward = workspace(op, block, strategy, ranks, convolutions)
         if is_kept(op):
             products.update(writes)
         learns = any(block.tensor(name).requires_grad for name in op.outputs)
