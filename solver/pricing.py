@@ -114,7 +114,12 @@ def price(
     # Every stage is handed the whole batch of its data rank.
     resident += configuration.microbatches * sum(tensor.size for tensor in graph.inputs)
     blocks = _blocks(graph, configuration, point, cluster)
-    settings = configuration.memory_settings(dtype_size(graph.dtype), update=update)
+    settings = configuration.memory_settings(
+        dtype_size(graph.dtype),
+        update=update,
+        # Where a CPU is the device, gloo is the backend.
+        sends_stay=cluster.accelerator.synchronous,
+    )
     stages = configuration.mesh.pp
     flights = [
         in_flight(configuration.schedule, stage, stages, configuration.microbatches)
@@ -227,13 +232,15 @@ def _blocks(
                 numel=numel,
                 trainable=learnt,
                 kept=held.kept,
-                working=max(held.forward, held.backward),
+                forward=held.forward,
+                working=held.backward,
                 boundary_in=cost.boundary,
                 boundary_out=cost.boundary_out,
-                fresh=max(held.forward, held.fresh),
+                fresh=held.fresh,
                 inputs=cost.held.inputs,
                 outputs=cost.held.outputs,
                 kept_inputs=held.kept_inputs,
+                read_inputs=cost.held.read,
                 kept_outputs=held.kept_outputs,
                 passed=cost.held.passed,
             )
@@ -269,7 +276,7 @@ def _cut(
                 backward=time.backward + time.tp_backward + time.again,
                 static=static,
                 activation=memory.kept,
-                transient=memory.working + unit_bytes(memory.numel, settings),
+                transient=max(memory.forward, memory.working) + unit_bytes(memory.numel, settings),
                 boundary=memory.boundary_out,
                 send=sends[position] if position < len(sends) else 0.0,
                 tied=tuple(

@@ -55,7 +55,9 @@ class Configuration:
         """Whether there is more than one stage."""
         return self.mesh.pp > 1
 
-    def memory_settings(self, itemsize: int, *, update: UpdateRule) -> MemorySettings:
+    def memory_settings(
+        self, itemsize: int, *, update: UpdateRule, sends_stay: bool = False
+    ) -> MemorySettings:
         """What sets the bytes of a parameter; ``itemsize`` is that of the compute dtype."""
         return MemorySettings(
             zero=self.zero,
@@ -65,6 +67,7 @@ class Configuration:
             pipelined=self.pipelined,
             microbatches=self.microbatches,
             replicated=self.mesh.dp > 1,
+            sends_stay=sends_stay,
         )
 
     def gradient_bytes(self, itemsize: int) -> float:

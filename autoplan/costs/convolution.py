@@ -55,7 +55,7 @@ class _Sizes:
         return self.x[0] if len(self.x) == len(self.weight) else 1
 
     @property
-    def plane(self) -> tuple[int, int]:
+    def plane(self) -> tuple[int, ...]:
         """Extent of the kernel in the last two dims; of one dim, torch makes two."""
         return (1, 1, *self.weight[2:])[-2:]
 

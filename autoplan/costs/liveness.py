@@ -44,6 +44,7 @@ class Liveness:
     levels: tuple[Held, Held, Held]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    read: tuple[bool, ...]
     passed: tuple[int, ...]
 
     def at(self, level: Recompute) -> Held:
@@ -180,6 +181,7 @@ def liveness(
         levels=walk.levels(),
         inputs=tuple(storages.size[key] for key in entered),
         outputs=tuple(storages.size[key] for key in sent),
+        read=tuple(any(key in step.reads for step in steps) for key in entered),
         passed=tuple(entered.index(key) if key in entered else -1 for key in sent),
     )
 

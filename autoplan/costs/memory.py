@@ -23,8 +23,9 @@ of all parts.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autoplan.ir.optimizer import UpdateRule
 
@@ -46,17 +47,18 @@ class BlockMemory:
     """What one block instance adds to a stage: local element counts and bytes.
 
     ``numel`` excludes parameters that an earlier block of the same stage already holds.
-    ``kept`` is bytes held from forward to backward of one microbatch; ``working`` the
-    largest temporary of its forward, backward or recompute, ``fresh`` likewise with gradients
-    of parameters that did not exist before and stay. ``inputs`` is bytes of the tensors that
-    enter, ``kept_inputs`` which of them are in ``kept``, ``outputs`` bytes of those that leave;
-    an output is kept by the block, or is
-    the input that ``passed`` says (-1: none).
+    ``kept`` is bytes held from forward to backward of one microbatch; ``forward`` the largest
+    temporary of its forward, ``working`` that of its backward or recompute, ``fresh`` likewise
+    with gradients of parameters that did not exist before and stay. ``inputs`` is bytes of the
+    tensors that enter, ``kept_inputs`` which of them are in ``kept``, ``read_inputs`` which of them
+    its operators read, ``outputs`` bytes of those that leave; an output is kept by the block, or
+    is the input that ``passed`` says (-1: none).
     """
 
     numel: int
     trainable: int
     kept: int
+    forward: int
     working: int
     boundary_in: int
     boundary_out: int
@@ -64,13 +66,18 @@ class BlockMemory:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     kept_inputs: tuple[bool, ...]
+    read_inputs: tuple[bool, ...]
     kept_outputs: tuple[bool, ...]
     passed: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySettings:
-    """Choices that set bytes for each parameter; ``replicated``: on several data ranks."""
+    """Choices that set bytes for each parameter; ``replicated``: on several data ranks.
+
+    ``sends_stay``: what a rank has sent is held until whoever sent it lets go of its handle, as
+    with gloo.
+    """
 
     zero: int
     dp_shard: int
@@ -79,6 +86,7 @@ class MemorySettings:
     pipelined: bool
     microbatches: int
     replicated: bool
+    sends_stay: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,16 +188,17 @@ def stage_memory(
     if settings.zero >= 2 and not gathered:
         buffers += tied * settings.itemsize
     received = blocks[0].boundary_in if settings.pipelined and blocks else 0
-    kept, held = _kept(blocks, received=received > 0)
+    kept, known, held = _kept(blocks, received=received > 0)
+    blocks = [replace(b, forward=max(0, b.forward - n)) for b, n in zip(blocks, known, strict=True)]
+    sent = blocks[-1].boundary_out if settings.pipelined and blocks else 0
     if settings.pipelined and blocks:
-        sent = blocks[-1].boundary_out
         both = zip(blocks[-1].outputs, held, strict=True)
         twice = sum(size for size, is_kept in both if is_kept) if sent else 0
         buffers += boundary_bytes(received, sent, in_flight, settings.microbatches, kept=twice)
     activations = sum(kept) * in_flight
     peak = max(
-        sum(kept) * (flight - 1) + _pass_peak(blocks, kept, settings, tied, born=born)
-        for flight, born in _backwards(settings, in_flight)
+        sum(kept) * (flight - 1) + left + _pass_peak(blocks, kept, settings, tied, born=born)
+        for flight, born, left in _backwards(settings, in_flight, received, sent)
     )
     # The update begins when the activations are gone.
     transient = max(peak - activations, update_bytes(trainable, settings) - activations - buckets)
@@ -210,12 +219,15 @@ def _bucket_bytes(trainable: int, settings: MemorySettings) -> int:
     return trainable * settings.itemsize if besides else 0
 
 
-def _kept(blocks: Sequence[BlockMemory], *, received: bool) -> tuple[list[int], tuple[bool, ...]]:
-    """Bytes that each block keeps besides what those before it keep, and which outputs are kept.
+def _kept(
+    blocks: Sequence[BlockMemory], *, received: bool
+) -> tuple[list[int], list[int], tuple[bool, ...]]:
+    """Bytes that each block keeps besides what those before it keep, and of inputs that these do.
 
+    Of the latter only what the block itself doesn't keep; last, which outputs are kept.
     What a stage has ``received`` is in its buffers.
     """
-    added = []
+    added, known = [], []
     held = tuple(received for _ in blocks[0].inputs) if blocks else ()
     for block in blocks:
         # The first block of a model reads nothing from a block.
@@ -226,11 +238,12 @@ def _kept(blocks: Sequence[BlockMemory], *, received: bool) -> tuple[list[int], 
             if kept and already
         )
         added.append(block.kept - twice)
+        known.append(sum(itertools.compress(block.inputs, before)) - twice)
         held = tuple(
             kept or (source >= 0 and (before[source] or block.kept_inputs[source]))
             for kept, source in zip(block.kept_outputs, block.passed, strict=True)
         )
-    return added, held
+    return added, known, held
 
 
 def born_late(settings: MemorySettings) -> bool:
@@ -240,18 +253,28 @@ def born_late(settings: MemorySettings) -> bool:
     return settings.microbatches == 1 and not settings.pipelined
 
 
-def _backwards(settings: MemorySettings, in_flight: int) -> list[tuple[int, bool]]:
-    """Backwards that may hold most: microbatches held, and whether no gradient exists before.
+def _backwards(
+    settings: MemorySettings, in_flight: int, received: int, sent: int
+) -> list[tuple[int, bool, int]]:
+    """Backwards that may hold most: microbatches held, if no gradient exists before, bytes left.
 
     A step begins without gradients, unless they live in DDP's buckets. A later backward adds to
-    them, and finds a microbatch fewer when all were held at once.
+    them, and finds a microbatch fewer when all were held at once. In a pipeline it also finds
+    bytes that were handed on: torch's 1F1B keeps the messages of the last backward, and the handles
+    of the last sends but one before its first backward. GPipe keeps handles of all sends.
     """
-    if settings.microbatches == 1 and not born_late(settings):
-        return [(in_flight, False)]
-    if settings.zero >= 2 and settings.pipelined:
-        return [(in_flight, False)]
-    later = min(in_flight, settings.microbatches - 1)
-    return [(in_flight, True)] + [(later, False)] * (later > 0)
+    exists = settings.zero >= 2 and settings.pipelined
+    once = settings.microbatches == 1
+    first = (in_flight, not exists and (not once or born_late(settings)), 0)
+    if once:
+        return [first]
+    found = [first]
+    for before in {1, max(1, in_flight - 1)}:
+        stays = settings.sends_stay and in_flight > 1
+        stays = stays and (before == in_flight - 1 or in_flight == settings.microbatches)
+        left = received + (sent if stays else 0)
+        found.append((min(in_flight, settings.microbatches - before), False, left))
+    return [one for one in found if one[0] > 0]
 
 
 def _pass_peak(
@@ -269,21 +292,43 @@ def _pass_peak(
     ``tied`` elements have a gradient from the last block to the first.
     """
     peak = held = missing = 0
+    arrived = _arrived(blocks) if settings.pipelined else [0] * len(blocks)
     numel = [0, *(block.numel for block in blocks), 0]
     for index, block in enumerate(blocks):
         held += kept[index]
         if born:
             missing += state_bytes(block.numel, block.trainable, settings)[1]
+        fresh = max(block.forward, block.fresh - arrived[index])
         if settings.zero <= 1:
             # What the block's own gradients take is in `fresh`.
-            peak = max(peak, held + (block.fresh - missing if born else block.working))
+            working = max(block.forward, block.working - arrived[index])
+            peak = max(peak, held + (fresh - missing if born else working))
         else:
             units = (numel[index], numel[index + 1], numel[index + 2])
             summed = tied * settings.itemsize if index + 1 < len(blocks) else 0
             added = held + summed - missing
-            peak = max(peak, added + block.fresh + _gathered(units, settings))
+            peak = max(peak, added + fresh + _gathered(units, settings))
             peak = max(peak, added - kept[index] + _reducing(units, settings))
     return peak
+
+
+def _arrived(blocks: Sequence[BlockMemory]) -> list[int]:
+    """Bytes of gradients that a block is handed as they came from the next stage, in its buffers.
+
+    Those are of tensors that blocks in between pass on without reading them: where one is read
+    too, the sum of its gradients is a new tensor.
+    """
+    found: list[int] = []
+    alike = (True,) * len(blocks[-1].outputs) if blocks[-1].boundary_out else ()
+    for block in reversed(blocks):
+        # What no later block reads is not handed on.
+        alike = alike if len(alike) == len(block.outputs) else (False,) * len(block.outputs)
+        found.append(sum(itertools.compress(block.outputs, alike)))
+        alike = tuple(
+            not read and any(itertools.compress((source == i for source in block.passed), alike))
+            for i, read in enumerate(block.read_inputs)
+        )
+    return found[::-1]
 
 
 def _gathered(units: tuple[int, int, int], settings: MemorySettings) -> int:
