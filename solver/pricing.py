@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from autoplan.costs.data_parallel import data_parallel_times
 from autoplan.costs.memory import (
+    GENERATOR_STATE,
     BlockMemory,
     MemorySettings,
     StageMemory,
@@ -24,6 +25,7 @@ from autoplan.costs.step import BlockTime, StageTime, stage_time, update_traffic
 from autoplan.ir.graph import Graph, dtype_size
 from autoplan.ir.hardware import NO_RECOMPUTE_WORK, Cluster
 from autoplan.ir.optimizer import UpdateRule
+from autoplan.ir.recompute import Recompute
 from autoplan.schedules import in_flight
 from autoplan.simulate import Gathering, Messages, simulate_pipeline
 from autoplan.solver.between import (
@@ -227,11 +229,13 @@ def _blocks(
             )
         )
         held = cost.held.at(configuration.recompute)
+        recomputed = cost.held.saves and configuration.recompute is not Recompute.NONE
+        generator = GENERATOR_STATE if recomputed and cluster.accelerator.synchronous else 0
         memories.append(
             BlockMemory(
                 numel=numel,
                 trainable=learnt,
-                kept=held.kept,
+                kept=held.kept + generator,
                 forward=held.forward,
                 working=held.backward,
                 boundary_in=cost.boundary,

@@ -46,6 +46,7 @@ class Liveness:
     outputs: tuple[int, ...]
     read: tuple[bool, ...]
     passed: tuple[int, ...]
+    saves: bool
 
     def at(self, level: Recompute) -> Held:
         """What a recompute level holds."""
@@ -176,6 +177,7 @@ def liveness(
         sent=sent,
         products=frozenset({*products, *storages.received}),
         weights=weights,
+        saves=bool(block.parameters) or any(step.saved or step.extra for step in steps),
     )
     return Liveness(
         levels=walk.levels(),
@@ -183,6 +185,7 @@ def liveness(
         outputs=tuple(storages.size[key] for key in sent),
         read=tuple(any(key in step.reads for step in steps) for key in entered),
         passed=tuple(entered.index(key) if key in entered else -1 for key in sent),
+        saves=walk.saves,
     )
 
 

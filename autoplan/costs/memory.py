@@ -30,6 +30,7 @@ from dataclasses import dataclass, replace
 from autoplan.ir.optimizer import UpdateRule
 
 __all__ = [
+    "GENERATOR_STATE",
     "BlockMemory",
     "MemorySettings",
     "StageMemory",
@@ -40,6 +41,9 @@ __all__ = [
     "unit_bytes",
     "update_bytes",
 ]
+
+GENERATOR_STATE = 5056
+"""Bytes of the state of torch's CPU generator, of which each recomputed block keeps a copy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
