@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from autoplan.costs.data_parallel import data_parallel_times
 from autoplan.costs.memory import (
+    GENERATOR_STATE,
     BlockMemory,
     MemorySettings,
     StageMemory,
@@ -261,12 +262,14 @@ def _blocks(
             )
         )
         held = cost.held.at(level)
+        recomputed = cost.held.saves and level is not Recompute.NONE
+        generator = GENERATOR_STATE if recomputed and cluster.accelerator.synchronous else 0
         memories.append(
             BlockMemory(
                 numel=numel,
                 trainable=learnt,
                 largest=max((n for fqn, n in counts.items() if trainable[fqn]), default=0),
-                kept=held.kept,
+                kept=held.kept + generator,
                 forward=held.forward,
                 working=held.backward,
                 fresh=held.fresh,
@@ -275,6 +278,7 @@ def _blocks(
                 inputs=cost.held.inputs,
                 outputs=cost.held.outputs,
                 kept_inputs=held.kept_inputs,
+                read_inputs=cost.held.read,
                 kept_outputs=held.kept_outputs,
                 passed=cost.held.passed,
             )
