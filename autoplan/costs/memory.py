@@ -361,7 +361,7 @@ def _backwards(
     """Backwards that may hold most: microbatches held, if no gradient exists before, bytes left.
 
     A step begins without gradients, unless they live in DDP's buckets. A later backward adds to
-    them, and finds a microbatch fewer when all were held at once; what is left is of `SentMessages`.
+    them, and finds a microbatch fewer when all were held at once, and messages.
     """
     later = messages.later_backwards(in_flight, settings.microbatches)
     born = bool(later) or born_late(settings)

@@ -20,8 +20,8 @@ UNIT = Unit(
 )  # fmt: skip
 WIDE = replace(UNIT, whole=700, gradients=700, shard=350, born=700, kept=10, forward=5, working=20)
 STAGE = ShardedStage(
-    units=(WIDE, UNIT), reshards=True, narrow=False, host=False, in_flight=2, microbatches=4, sent=0,
-    messages=SentMessages(0, 0, host=False),
+    units=(WIDE, UNIT), reshards=True, narrow=False, host=False, in_flight=2, microbatches=4,
+    sent=0, messages=SentMessages(0, 0, host=False),
 )  # fmt: skip
 
 
