@@ -11,7 +11,15 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from autoplan.errors import InternalError, UsageError
-from autoplan.ir.hardware import Accelerator, Curve, Link, MatmulTiles, Provenance, Source
+from autoplan.ir.hardware import (
+    Accelerator,
+    Curve,
+    HostConvolutions,
+    Link,
+    MatmulTiles,
+    Provenance,
+    Source,
+)
 from autoplan.ir.overlap import SlowDown
 from autoplan.profiles.schema import (
     AcceleratorFile,
@@ -182,6 +190,9 @@ def to_accelerator(file: AcceleratorFile) -> Accelerator:
         sources.append(_source("dispatch_latency", dispatch))
     if unaligned is not None:
         sources.append(_source("unaligned_matmul", unaligned))
+    lanes = file.convolution_lanes
+    if lanes is not None:
+        sources.append(_source("convolution_lanes", lanes))
     slow_downs = file.compute_slow_down or _ASIDE, file.network_slow_down or _ASIDE
     for field, figure in zip(("compute_slow_down", "network_slow_down"), slow_downs, strict=True):
         sources.append(_source(field, figure))
@@ -204,4 +215,5 @@ def to_accelerator(file: AcceleratorFile) -> Accelerator:
         unaligned_matmul=1.0 if unaligned is None else unaligned.value,
         slow_down=SlowDown(*(figure.value for figure in slow_downs)),
         synchronous=file.synchronous,
+        convolutions=None if lanes is None else HostConvolutions(lanes.value),
     )

@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 from autoplan.ir.hardware import (
     Accelerator,
     Curve,
+    HostConvolutions,
     MeasuredOperators,
     Provenance,
     RecomputeWork,
@@ -207,6 +208,7 @@ class MeasuredProfile(Record):
     threads_per_rank: Count
     hosts: Count = 1
     driver: str = ""
+    convolution_lanes: Count | None = None
     torch: str
     date: str
     memory: Annotated[ByteCount, Field(gt=0)]
@@ -357,6 +359,7 @@ def measured_accelerator(profile: MeasuredProfile, base: Accelerator) -> Acceler
         *(("dispatch_latency",) if profile.dispatch_latency else ()),
         *(("compute_slow_down", "network_slow_down") if profile.overlap else ()),
         *(("recompute",) if profile.recompute else ()),
+        *(("convolution_lanes",) if profile.convolution_lanes else ()),
     )
     kept = tuple(source for source in base.sources if source.field not in measured)
     return replace(
@@ -383,9 +386,17 @@ def measured_accelerator(profile: MeasuredProfile, base: Accelerator) -> Acceler
             )
             for timing in profile.recompute
         },
+        convolutions=_convolutions(profile, base),
         slow_down=base.slow_down if profile.overlap is None else profile.overlap.slow_down,
         sources=(*(Source(field, Provenance.MEASURED, said) for field in measured), *kept),
     )
+
+
+def _convolutions(profile: MeasuredProfile, base: Accelerator) -> HostConvolutions | None:
+    if base.convolutions is None:
+        return None
+    lanes = profile.convolution_lanes or base.convolutions.lanes
+    return HostConvolutions(lanes, profile.threads_per_rank)
 
 
 def measured_operators(profile: MeasuredProfile) -> MeasuredOperators | None:

@@ -162,7 +162,8 @@ class EfficiencyCurve(Record):
 class AcceleratorFile(Record):
     """One accelerator: figures of one rank, and the node it usually sits in.
 
-    ``device_names`` are what its driver calls it.
+    ``device_names`` are what its driver calls it, ``convolution_lanes`` the float32 elements of a
+    vector of a CPU.
     """
 
     schema_version: Literal[1]
@@ -185,6 +186,7 @@ class AcceleratorFile(Record):
     compute_slow_down: Figure[SlowDownFactor] | None = None
     network_slow_down: Figure[SlowDownFactor] | None = None
     synchronous: bool = False
+    convolution_lanes: Figure[Annotated[int, Field(ge=1)]] | None = None
     intra: str
     inter: str
     max_ranks_per_node: Figure[Annotated[int, Field(ge=1)]]

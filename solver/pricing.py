@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autoplan.costs.data_parallel import data_parallel_times
+from autoplan.costs.dispatched import dispatched
 from autoplan.costs.memory import (
+    GENERATOR_STATE,
     BlockMemory,
     MemorySettings,
     StageMemory,
@@ -21,10 +23,11 @@ from autoplan.costs.memory import (
     unit_bytes,
 )
 from autoplan.costs.step import BlockTime, StageTime, stage_time, update_traffic
-from autoplan.ir.graph import Graph, dtype_size
+from autoplan.ir.graph import BlockClass, Graph, dtype_size
 from autoplan.ir.hardware import NO_RECOMPUTE_WORK, Cluster
 from autoplan.ir.optimizer import UpdateRule
 from autoplan.ir.recompute import Recompute
+from autoplan.ir.strategy import OpStrategy
 from autoplan.ir.variants import class_families
 from autoplan.schedules import in_flight
 from autoplan.simulate import Gathering, Messages, simulate_pipeline
@@ -240,7 +243,8 @@ def _blocks(
             seen.update(counts)
         own = {f: counts[f] for f, new in zip(bound, unseen[families[index]], strict=True) if new}
         recompute = cluster.accelerator.recompute.get(level.value, NO_RECOMPUTE_WORK)
-        first_pass, second_pass = recompute.of(len(graph.classes[index].ops))
+        watched = _watched(graph.classes[index], point.solutions[index].strategies, level)
+        first_pass, second_pass = recompute.of(watched)
         times.append(
             BlockTime(
                 forward=cost.forward + first_pass,
@@ -261,12 +265,14 @@ def _blocks(
             )
         )
         held = cost.held.at(level)
+        recomputed = cost.held.saves and level is not Recompute.NONE
+        generator = GENERATOR_STATE if recomputed and cluster.accelerator.synchronous else 0
         memories.append(
             BlockMemory(
                 numel=numel,
                 trainable=learnt,
                 largest=max((n for fqn, n in counts.items() if trainable[fqn]), default=0),
-                kept=held.kept,
+                kept=held.kept + generator,
                 forward=held.forward,
                 working=held.backward,
                 fresh=held.fresh,
@@ -275,11 +281,19 @@ def _blocks(
                 inputs=cost.held.inputs,
                 outputs=cost.held.outputs,
                 kept_inputs=held.kept_inputs,
+                read_inputs=cost.held.read,
                 kept_outputs=held.kept_outputs,
                 passed=cost.held.passed,
             )
         )
     return _Blocks(tuple(times), tuple(memories))
+
+
+def _watched(block: BlockClass, strategies: Mapping[str, OpStrategy], level: Recompute) -> int:
+    """Operators of a block that recompute does something for besides running them again."""
+    if level is not Recompute.SELECTIVE:
+        return len(block.ops)
+    return sum(dispatched(op, strategies[op.name]) for op in block.ops)
 
 
 def _cut(

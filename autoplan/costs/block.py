@@ -145,7 +145,14 @@ def block_cost(
         tp_again=tp_again,
         boundary=_local_sum(block, block.inputs, boundary_in, ranks),
         boundary_out=_local_sum(block, block.outputs, boundary_out, ranks),
-        held=liveness(block, strategies, boundary_in, boundary_out, ranks),
+        held=liveness(
+            block,
+            strategies,
+            boundary_in,
+            boundary_out,
+            ranks,
+            cluster.accelerator.convolutions,
+        ),
         parameters=tuple(
             (name, *_parameter(block, name, states[name][0], ranks)) for name in block.parameters
         ),

@@ -17,6 +17,7 @@ from autoplan.costs.terms import produced_placements, required_states
 from autoplan.costs.workspace import FUSED_LOSSES, is_class_shard, workspace
 from autoplan.ir.experts import EXPERTS
 from autoplan.ir.graph import BlockClass, Op, TensorKind
+from autoplan.ir.hardware import HostConvolutions
 from autoplan.ir.placement import Placement, Replicate, Shard, conversion
 from autoplan.ir.recompute import Recompute, is_kept
 from autoplan.ir.strategy import OpStrategy
@@ -43,7 +44,9 @@ class Liveness:
     levels: tuple[Held, Held, Held]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    read: tuple[bool, ...]
     passed: tuple[int, ...]
+    saves: bool
 
     def at(self, level: Recompute) -> Held:
         """What a recompute level holds."""
@@ -112,8 +115,12 @@ def liveness(
     boundary_in: tuple[Placement, ...],
     boundary_out: tuple[Placement, ...],
     ranks: int,
+    convolutions: HostConvolutions | None = None,
 ) -> Liveness:
-    """Kept bytes and transient peaks of one microbatch on one rank."""
+    """Kept bytes and transient peaks of one microbatch on one rank.
+
+    ``convolutions`` is that of the `Accelerator`.
+    """
     produced = produced_placements(block, strategies, boundary_in)
     storages = _Storages(block, produced, ranks)
     weights = _weights(block, produced, ranks)
@@ -141,7 +148,7 @@ def liveness(
             # The runtime's loss keeps the scores themselves, not their logarithms.
             saved.add(reads[0])
             extra = 0
-        inside_forward, inside_backward = workspace(op, block, strategy, ranks)
+        inside_forward, inside_backward = workspace(op, block, strategy, ranks, convolutions)
         if is_kept(op):
             products.update(writes)
         learns = any(block.tensor(name).requires_grad for name in op.outputs)
@@ -170,12 +177,15 @@ def liveness(
         sent=sent,
         products=frozenset({*products, *storages.received}),
         weights=weights,
+        saves=bool(block.parameters) or any(step.saved or step.extra for step in steps),
     )
     return Liveness(
         levels=walk.levels(),
         inputs=tuple(storages.size[key] for key in entered),
         outputs=tuple(storages.size[key] for key in sent),
+        read=tuple(any(key in step.reads for step in steps) for key in entered),
         passed=tuple(entered.index(key) if key in entered else -1 for key in sent),
+        saves=walk.saves,
     )
 
 

@@ -22,13 +22,16 @@ forwards only: `costs.sharded` follows them. The limit of a plan applies to the 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from autoplan.costs.messages import SentMessages
 from autoplan.costs.sharded import Moment, ShardedStage, Unit
 from autoplan.ir.optimizer import UpdateRule
 
 __all__ = [
+    "GENERATOR_STATE",
     "BlockMemory",
     "MemorySettings",
     "StageMemory",
@@ -40,6 +43,10 @@ __all__ = [
 ]
 
 
+GENERATOR_STATE = 5056
+"""Bytes of the state of torch's CPU generator, of which each recomputed block keeps a copy."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockMemory:
     """What one block instance adds to a stage: local element counts and bytes.
@@ -49,8 +56,8 @@ class BlockMemory:
     to backward of one microbatch; ``forward`` the largest temporary of its forward, ``working``
     that of its backward and recompute, ``fresh`` likewise with gradients of parameters that did
     not exist before and stay. ``inputs`` is bytes of the tensors that enter, ``kept_inputs`` which
-    of them are in ``kept``, ``outputs`` bytes of those that leave; an output is kept by the block,
-    or is the input that ``passed`` says (-1: none).
+    of them are in ``kept``, ``read_inputs`` which its operators read, ``outputs`` bytes of those
+    that leave; an output is kept by the block, or is the input that ``passed`` says (-1: none).
     """
 
     numel: int
@@ -65,6 +72,7 @@ class BlockMemory:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     kept_inputs: tuple[bool, ...]
+    read_inputs: tuple[bool, ...]
     kept_outputs: tuple[bool, ...]
     passed: tuple[int, ...]
 
@@ -74,8 +82,9 @@ class MemorySettings:
     """Choices that set bytes for each parameter.
 
     ``replicated``: on several data ranks. ``host``: on CPUs, where gloo's all_gather and
-    reduce_scatter work on a copy of their largest tensor, and torch adds tensors of two dtypes by
-    converting one of them first. Neither exists on accelerators.
+    reduce_scatter work on a copy of their largest tensor, its handles hold what they sent, and
+    torch adds tensors of two dtypes by converting one of them first. None of this exists on
+    accelerators.
     """
 
     zero: int
@@ -182,11 +191,24 @@ def stage_memory(
     parameters, gradients, optimizer, gathered = state_bytes(numel, trainable, settings)
     received = blocks[0].boundary_in if settings.pipelined and blocks else 0
     sent = blocks[-1].boundary_out if settings.pipelined and blocks else 0
-    kept, held = _kept(blocks, received=received > 0)
+    kept, known, held = _kept(blocks, received=received > 0)
+    arrived = _arrived(blocks) if settings.pipelined and blocks else [0] * len(blocks)
+    blocks = [_besides(*both) for both in zip(blocks, known, arrived, strict=True)]
+    messages = SentMessages(sent, received, settings.host)
     buffers = shared * in_flight + resident + settings.microbatches * (received + sent)
     unkept = _unkept(blocks, held, sent)
     if settings.zero >= 2 and settings.pipelined and blocks:
-        stage = _sharded(blocks, kept, settings, in_flight=in_flight, sent=unkept)
+        units = _units(blocks, kept, arrived, settings)
+        stage = ShardedStage(
+            units=units,
+            reshards=settings.zero == 3,
+            narrow=settings.itemsize < 4,
+            host=settings.host,
+            in_flight=in_flight,
+            microbatches=settings.microbatches,
+            sent=unkept,
+            messages=messages,
+        )
         moment = max(
             stage.fullest(),
             # The update begins when everything else is gone.
@@ -208,8 +230,11 @@ def stage_memory(
         buffers += tied * settings.itemsize
     activations = sum(kept) * in_flight
     peak = max(
-        sum(kept) * (flight - 1) + _pass_peak(blocks, kept, settings, tied, born=born)
-        for flight, born in _backwards(settings, in_flight)
+        sum(kept) * (flight - 1)
+        + left
+        - unkept * (in_flight - flight)
+        + _pass_peak(blocks, kept, settings, tied, born=born)
+        for flight, born, left in _backwards(settings, in_flight, messages)
     )
     # The update begins when the activations are gone.
     transient = max(peak - activations, update_bytes(trainable, settings) - activations - buckets)
@@ -224,21 +249,31 @@ def stage_memory(
     )
 
 
-def _sharded(
+def _besides(block: BlockMemory, known: int, arrived: int) -> BlockMemory:
+    """A block whose temporaries are without those that exist already.
+
+    ``known`` is bytes of its inputs that its stage holds, ``arrived`` as `_arrived` says.
+    """
+    return replace(
+        block,
+        forward=max(0, block.forward - known),
+        working=max(0, block.working - arrived),
+        fresh=max(0, block.fresh - arrived),
+    )
+
+
+def _units(
     blocks: Sequence[BlockMemory],
     kept: Sequence[int],
+    arrived: Sequence[int],
     settings: MemorySettings,
-    *,
-    in_flight: int,
-    sent: int,
-) -> ShardedStage:
-    """Blocks of a pipelined stage as FSDP2's units; ``sent`` as in `ShardedStage`."""
+) -> list[Unit]:
+    """Blocks of a pipelined stage as FSDP2's units; ``arrived`` as `_arrived` says."""
     shard, size = settings.dp_shard, settings.itemsize
-    narrow = size < 4
-    units = [
+    return [
         Unit(
             whole=block.numel * size,
-            flat=-(-block.numel * size // shard) if narrow else 0,
+            flat=-(-block.numel * size // shard) if size < 4 else 0,
             gradients=block.trainable * 4,
             born=block.trainable * size,
             largest=block.largest * 4,
@@ -247,20 +282,10 @@ def _sharded(
             forward=block.forward,
             working=block.working,
             fresh=block.fresh,
-            # What the next stage sends is in the buffers.
-            arriving=0 if block is blocks[-1] and block.boundary_out else sum(block.outputs),
+            arriving=sum(block.outputs) - there,
         )
-        for block, own in zip(blocks, kept, strict=True)
+        for block, own, there in zip(blocks, kept, arrived, strict=True)
     ]
-    return ShardedStage(
-        units=units,
-        reshards=settings.zero == 3,
-        narrow=narrow,
-        host=settings.host,
-        in_flight=in_flight,
-        microbatches=settings.microbatches,
-        sent=sent,
-    )
 
 
 def _unkept(blocks: Sequence[BlockMemory], held: Sequence[bool], sent: int) -> int:
@@ -277,12 +302,15 @@ def _bucket_bytes(trainable: int, settings: MemorySettings) -> int:
     return trainable * settings.itemsize if besides else 0
 
 
-def _kept(blocks: Sequence[BlockMemory], *, received: bool) -> tuple[list[int], tuple[bool, ...]]:
-    """Bytes that each block keeps besides what those before it keep, and which outputs are kept.
+def _kept(
+    blocks: Sequence[BlockMemory], *, received: bool
+) -> tuple[list[int], list[int], tuple[bool, ...]]:
+    """Bytes that each block keeps besides what those before it keep, and of inputs that these do.
 
+    Of the latter only what the block itself doesn't keep; last, which outputs are kept.
     What a stage has ``received`` is in its buffers.
     """
-    added = []
+    added, known = [], []
     held = tuple(received for _ in blocks[0].inputs) if blocks else ()
     for block in blocks:
         # The first block of a model reads nothing from a block.
@@ -293,11 +321,31 @@ def _kept(blocks: Sequence[BlockMemory], *, received: bool) -> tuple[list[int], 
             if kept and already
         )
         added.append(block.kept - twice)
+        known.append(sum(itertools.compress(block.inputs, before)) - twice)
         held = tuple(
             kept or (source >= 0 and (before[source] or block.kept_inputs[source]))
             for kept, source in zip(block.kept_outputs, block.passed, strict=True)
         )
-    return added, held
+    return added, known, held
+
+
+def _arrived(blocks: Sequence[BlockMemory]) -> list[int]:
+    """Bytes of gradients that a block is handed as they came from the next stage, in its buffers.
+
+    Those are of tensors that blocks in between pass on without reading them: where one is read
+    too, the sum of its gradients is a new tensor.
+    """
+    found: list[int] = []
+    alike = (True,) * len(blocks[-1].outputs) if blocks[-1].boundary_out else ()
+    for block in reversed(blocks):
+        # What no later block reads is not handed on.
+        alike = alike if len(alike) == len(block.outputs) else (False,) * len(block.outputs)
+        found.append(sum(itertools.compress(block.outputs, alike)))
+        alike = tuple(
+            not read and any(itertools.compress((source == i for source in block.passed), alike))
+            for i, read in enumerate(block.read_inputs)
+        )
+    return found[::-1]
 
 
 def born_late(settings: MemorySettings) -> bool:
@@ -307,16 +355,17 @@ def born_late(settings: MemorySettings) -> bool:
     return settings.microbatches == 1 and not settings.pipelined
 
 
-def _backwards(settings: MemorySettings, in_flight: int) -> list[tuple[int, bool]]:
-    """Backwards that may hold most: microbatches held, and whether no gradient exists before.
+def _backwards(
+    settings: MemorySettings, in_flight: int, messages: SentMessages
+) -> list[tuple[int, bool, int]]:
+    """Backwards that may hold most: microbatches held, if no gradient exists before, bytes left.
 
     A step begins without gradients, unless they live in DDP's buckets. A later backward adds to
-    them, and finds a microbatch fewer when all were held at once.
+    them, and finds a microbatch fewer when all were held at once, and messages.
     """
-    if settings.microbatches == 1 and not born_late(settings):
-        return [(in_flight, False)]
-    later = min(in_flight, settings.microbatches - 1)
-    return [(in_flight, True)] + [(later, False)] * (later > 0)
+    later = messages.later_backwards(in_flight, settings.microbatches)
+    born = bool(later) or born_late(settings)
+    return [(in_flight, born, 0), *((flight, False, left) for flight, left in later)]
 
 
 def _pass_peak(

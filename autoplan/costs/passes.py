@@ -4,7 +4,8 @@ A forward lets go of what no later operator reads, but for its inputs, which the
 backward lets go of what an operator saved as soon as that operator's backward is over. A block
 that is recomputed does so at the first saved tensor that its backward asks for, up to the last
 operator that saves one, with the gradients of its outputs there already; what the selective level
-kept ends where the second forward hands it out, unless autograd saves it.
+kept ends where the second forward hands it out, unless autograd saves it. What a checkpoint keeps
+hangs on the tensors that autograd saves: a block that saves none keeps nothing at either level.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Walk:
 
     ``source`` is where a converted copy comes from. ``products`` are what selective recompute
     keeps: inputs, outputs of compute-bound operators and of collectives. ``weights`` is bytes of
-    each parameter's gradient.
+    each parameter's gradient. ``saves`` tells that autograd saves some tensor, parameters included.
     """
 
     steps: tuple[Step, ...]
@@ -76,6 +77,7 @@ class Walk:
     sent: tuple[Storage, ...]
     products: frozenset[Storage]
     weights: Mapping[str, int]
+    saves: bool
     _made: dict[Storage, int] = field(default_factory=dict, init=False)
     _read: dict[Storage, int] = field(default_factory=dict, init=False)
 
@@ -94,19 +96,21 @@ class Walk:
     def levels(self) -> tuple[Held, Held, Held]:
         """What each recompute level holds, in the order of `Recompute`."""
         saved = frozenset[Storage]().union(*(step.saved for step in self.steps))
-        left = self._sum(key for key in self.products if not self._made_again(key))
+        products = self.products if self.saves else frozenset[Storage]()
+        left = self._sum(key for key in products if not self._made_again(key))
         added, fresh = (self._backward(saved, stay=stay) for stay in (False, True))
         held = []
         for level in Recompute:
             storages = {
                 Recompute.NONE: saved,
-                Recompute.SELECTIVE: self.products,
-                Recompute.FULL: frozenset(self.entered),
+                Recompute.SELECTIVE: products,
+                Recompute.FULL: frozenset(self.entered if self.saves else ()),
             }[level]
             extras = [level.of(step.extra, step.kept_extra, 0) for step in self.steps]
             kept = self._sum(storages) + sum(extras)
             first = self._curve({key: len(self.steps) for key in storages}, extras)
             again = level.of(0, self._selected_again(saved), self._all_again(saved))
+            again = again if self.saves else 0
             besides = level.of(0, left, 0)
             held.append(
                 Held(

@@ -24,6 +24,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from autoplan.costs.messages import SentMessages
+
 __all__ = ["Moment", "ShardedStage", "Unit"]
 
 
@@ -35,7 +37,8 @@ class Unit:
     that must be converted first. ``gradients`` are float32, whole, ``shard`` this rank's part of
     them, ``largest`` those of one parameter, ``born`` all in the dtype that a backward makes them
     in. ``kept`` is from forward to backward of a microbatch; ``forward``, ``working`` and
-    ``fresh`` are as in `BlockMemory`. ``arriving`` is the gradient of what the block hands on.
+    ``fresh`` are as in `BlockMemory`. ``arriving`` is the gradient of what the block hands on,
+    less what is in the buffers of the stage.
     """
 
     whole: int
@@ -82,6 +85,7 @@ class ShardedStage:
     in_flight: int
     microbatches: int
     sent: int
+    messages: SentMessages
 
     def fullest(self) -> Moment:
         """The moment of a step at which most is held."""
@@ -89,17 +93,19 @@ class ShardedStage:
 
     def moments(self) -> Iterator[Moment]:
         """Every moment at which most may be held, in an order of their own."""
-        flight = self.in_flight
+        flight, all_of_them = self.in_flight, self.microbatches
         yield from self._forward(0, gathers=True, born=False)
         if flight > 1:
             yield from self._forward(flight - 1, gathers=self.reshards, born=False)
         yield from self._backward(flight, gathers=self.reshards, first=True)
-        if flight < self.microbatches:
-            yield from self._forward(flight - 1, gathers=False, born=True)
-            yield from self._backward(flight, gathers=self.reshards, first=False)
-        if flight > 1:
-            yield from self._backward(flight - 1, gathers=False, first=False)
-        yield from self._reduction()
+        for held, left in self.messages.later_backwards(flight, all_of_them):
+            # A steady state's has a forward before it.
+            forward = held == flight
+            if forward:
+                yield from self._forward(flight - 1, gathers=False, born=True, left=left)
+            gathers = self.reshards and forward
+            yield from self._backward(held, gathers=gathers, first=False, left=left)
+        yield from self._reduction(self.messages.at_the_end(flight, all_of_them))
 
     @property
     def _microbatch(self) -> int:
@@ -116,9 +122,11 @@ class ShardedStage:
     def _gathering(self, unit: Unit) -> int:
         return unit.whole * (1 + self.host) + unit.flat
 
-    def _forward(self, others: int, *, gathers: bool, born: bool) -> Iterator[Moment]:
+    def _forward(
+        self, others: int, *, gathers: bool, born: bool, left: int = 0
+    ) -> Iterator[Moment]:
         """A forward beside so many other microbatches; all is there unless it ``gathers``."""
-        kept = others * self._microbatch
+        kept = others * self._microbatch + left
         gradients = self._gradients if born else 0
         gathered = 0 if gathers else self._whole
         buffer = 0
@@ -133,9 +141,11 @@ class ShardedStage:
             if self.reshards:
                 gathered -= unit.whole
 
-    def _backward(self, flight: int, *, gathers: bool, first: bool) -> Iterator[Moment]:
+    def _backward(
+        self, flight: int, *, gathers: bool, first: bool, left: int = 0
+    ) -> Iterator[Moment]:
         """A backward of one of ``flight`` microbatches; the ``first`` makes the gradients."""
-        kept = flight * self._microbatch
+        kept = flight * self._microbatch + left
         gradients = 0 if first else self._gradients
         gathered = 0 if gathers else self._whole
         ahead = 0
@@ -163,11 +173,11 @@ class ShardedStage:
                 converted = unit.largest if self.host else 0
                 yield Moment(kept, gathered, gradients, ahead + unit.born + converted)
 
-    def _reduction(self) -> Iterator[Moment]:
-        """What follows the last backward: no activations are left."""
+    def _reduction(self, left: int) -> Iterator[Moment]:
+        """What follows the last backward: of the activations, messages are left."""
         gathered, gradients = self._whole, self._gradients
         for unit in self.units:
             gathered -= unit.whole
-            yield Moment(0, gathered, gradients, unit.gradients)
+            yield Moment(left, gathered, gradients, unit.gradients)
             gradients += unit.shard - unit.gradients
-            yield Moment(0, gathered, gradients, unit.gradients * (1 + self.host))
+            yield Moment(left, gathered, gradients, unit.gradients * (1 + self.host))

@@ -80,17 +80,20 @@ def op_term(
     if time is None:
         time = op_time(op, block, strategy, group.ranks, cluster.accelerator)
     inner = {False: 0.0, True: 0.0}
+    copies = 0.0  # of the forward: what was received is kept, not what it is joined to
     for collective in strategy.inner:
-        inner[collective.backward] += collective_time(
+        copied = memory_time(collective.copied, cluster.accelerator)
+        inner[collective.backward] += copied + collective_time(
             collective.kind, collective.payload, group, cluster
-        ) + memory_time(collective.copied, cluster.accelerator)
+        )
+        copies += 0.0 if collective.backward else copied
     return OpTerm(
         forward=time.forward,
         backward=time.backward,
         tp_forward=inner[False],
         tp_backward=inner[True],
         again=again_time(op, block, strategy, group.ranks, cluster.accelerator, time.forward),
-        tp_again=0.0 if is_kept(op) else inner[False],
+        tp_again=copies if is_kept(op) else inner[False],
     )
 
 

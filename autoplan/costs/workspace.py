@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from autoplan.costs.compute import local_bytes
+from autoplan.costs.convolution import convolution_copies, is_convolution
 from autoplan.ir.graph import BlockClass, Op, dtype_size
+from autoplan.ir.hardware import HostConvolutions
 from autoplan.ir.placement import CollectiveKind, Shard
 from autoplan.ir.strategy import OpStrategy
 
@@ -19,8 +21,17 @@ def is_class_shard(strategy: OpStrategy) -> bool:
     return isinstance(strategy.inputs[0], Shard) and strategy.inputs[0].dim == 1
 
 
-def workspace(op: Op, block: BlockClass, strategy: OpStrategy, ranks: int) -> tuple[int, int]:
-    """Bytes in forward and in backward: losses, and the runtime's norms and convolutions."""
+def workspace(
+    op: Op,
+    block: BlockClass,
+    strategy: OpStrategy,
+    ranks: int,
+    convolutions: HostConvolutions | None = None,
+) -> tuple[int, int]:
+    """Bytes in forward and in backward: losses, convolutions, and the runtime's norms.
+
+    ``convolutions`` is that of the `Accelerator`.
+    """
     if not op.inputs:
         return 0, 0
     first = block.tensor(op.inputs[0])
@@ -32,9 +43,11 @@ def workspace(op: Op, block: BlockClass, strategy: OpStrategy, ranks: int) -> tu
         return _class_shard(size, itemsize) if is_class_shard(strategy) else (0, size)
     if strategy.call.startswith(_SYNCED):
         return _norm(size, itemsize, gradient)
-    if strategy.call == "halo_convolution":
-        return _convolution(strategy, gradient)
-    return 0, 0
+    window = _window(strategy) if strategy.call == "halo_convolution" else 0
+    copies = (0, 0)
+    if convolutions is not None and is_convolution(op):
+        copies = convolution_copies(op, block, strategy, ranks, convolutions, window=window)
+    return _around(window, gradient, copies)
 
 
 def _class_shard(scores: int, itemsize: int) -> tuple[int, int]:
@@ -57,13 +70,18 @@ def _norm(size: int, itemsize: int, gradient: int) -> tuple[int, int]:
     return 2 * wide - size, 3 * wide - gradient
 
 
-def _convolution(strategy: OpStrategy, gradient: int) -> tuple[int, int]:
-    """The window of rows; in backward, its gradient too, or beside that the input's."""
-    window = sum(
+def _window(strategy: OpStrategy) -> int:
+    """Bytes of the rows that a convolution of sharded rows reads."""
+    return sum(
         inner.copied // 2
         for inner in strategy.inner
         if inner.kind is CollectiveKind.P2P and not inner.backward
     )
+
+
+def _around(window: int, gradient: int, copies: tuple[int, int]) -> tuple[int, int]:
+    """With the window of rows; in backward, its gradient too, or beside that the input's."""
+    forward, backward = copies
     if not gradient:
-        return window, window
-    return window, max(2 * window - gradient, window)
+        return window + forward, window + backward
+    return window + forward, max(2 * window + backward - gradient, window)

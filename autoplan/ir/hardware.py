@@ -16,6 +16,7 @@ __all__ = [
     "Cluster",
     "CollectiveCurve",
     "Curve",
+    "HostConvolutions",
     "HostWork",
     "Level",
     "Link",
@@ -148,6 +149,14 @@ class RecomputeWork:
 NO_RECOMPUTE_WORK = RecomputeWork()
 
 
+@dataclass(frozen=True, slots=True)
+class HostConvolutions:
+    """How a CPU convolves: float32 ``lanes`` of a vector register, ``threads`` of a rank."""
+
+    lanes: int
+    threads: int = 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator:
     """One rank's device.
@@ -167,6 +176,7 @@ class Accelerator:
     that an operator is done when its call returns, so that the host can't issue a collective
     before the work in front of it is done. ``units`` is FSDP2's own work, where it was measured;
     ``recompute`` that of torch's recompute, by level.
+    ``convolutions`` says what they copy where the rank is a CPU.
     ``compiled``: it runs what torch.compile makes of the blocks of a model.
     """
 
@@ -190,6 +200,7 @@ class Accelerator:
     synchronous: bool = False
     units: UnitWork | None = None
     recompute: Mapping[str, RecomputeWork] = field(default_factory=dict, hash=False)
+    convolutions: HostConvolutions | None = None
     compiled: bool = False
 
     @property

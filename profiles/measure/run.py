@@ -28,6 +28,7 @@ from autoplan.profiles.schema import first_error, write_record
 __all__ = ["Machine", "measure_machine", "this_machine", "write_profile"]
 
 _TIMEOUT = 1200.0
+_LANES = {"AVX2": 8, "AVX512": 16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,12 +127,18 @@ def _profile(machine: Machine, timings: dict[str, object]) -> MeasuredProfile:
             "cores": machine.cores,
             "ranks": machine.ranks,
             "threads_per_rank": machine.threads,
+            "convolution_lanes": _lanes(machine.kind),
             "torch": machine.torch,
             "date": datetime.date.today().isoformat(),
             "memory": f"{open_device(machine.kind).memory(machine.ranks)} B",
             **timings,
         }
     )
+
+
+def _lanes(kind: str) -> int | None:
+    """Float32 elements of a vector of this CPU; None of others, and where torch has no word."""
+    return _LANES.get(torch.backends.cpu.get_cpu_capability()) if kind == "cpu" else None
 
 
 def write_profile(profile: MeasuredProfile, path: Path) -> None:

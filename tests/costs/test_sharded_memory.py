@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoplan.costs.memory import BlockMemory, MemorySettings, stage_memory
+from autoplan.costs.messages import SentMessages
 from autoplan.costs.sharded import Moment, ShardedStage, Unit
 from autoplan.ir.optimizer import UPDATE_RULES
 from autoplan.schedules import ActionKind, order, single_actions
@@ -19,8 +20,9 @@ UNIT = Unit(
 )  # fmt: skip
 WIDE = replace(UNIT, whole=700, gradients=700, shard=350, born=700, kept=10, forward=5, working=20)
 STAGE = ShardedStage(
-    units=(WIDE, UNIT), reshards=True, narrow=False, host=False, in_flight=2, microbatches=4, sent=0
-)
+    units=(WIDE, UNIT), reshards=True, narrow=False, host=False, in_flight=2, microbatches=4,
+    sent=0, messages=SentMessages(0, 0, host=False),
+)  # fmt: skip
 
 
 def peak(units=STAGE.units, **changes):
@@ -76,7 +78,7 @@ def test_parts_of_a_stage_are_those_of_its_fullest_moment():
     block = BlockMemory(
         numel=100, trainable=100, largest=60, kept=1000, forward=0, working=300, fresh=500,
         boundary_in=200, boundary_out=200, inputs=(200,), outputs=(200,), kept_inputs=(True,),
-        kept_outputs=(False,), passed=(-1,),
+        read_inputs=(True,), kept_outputs=(False,), passed=(-1,),
     )  # fmt: skip
     settings = MemorySettings(
         zero=3, dp_shard=2, itemsize=4, update=UPDATE_RULES["adamw"], pipelined=True,
@@ -84,10 +86,11 @@ def test_parts_of_a_stage_are_those_of_its_fullest_moment():
     )  # fmt: skip
     stage = stage_memory([block] * 2, settings, in_flight=2, shared=7, resident=40, tied=0)
     assert (stage.parameters, stage.optimizer) == (2 * 200, 2 * 400)
-    # What the stage received is in its buffers, as is what it is sent back; its outputs are not.
-    assert stage.activations == 2 * (800 + 1000 + 200)
+    # What the stage received is in its buffers, as is what it is sent back; its outputs are not,
+    # nor is the gradient that it sent last.
+    assert stage.activations == 2 * (800 + 1000 + 200) + 200
     assert stage.gradients == 2 * 400
-    assert stage.transient == 400 + 300
+    assert stage.transient == 400 + 300 - 200
     assert stage.buffers == 400 + 2 * 7 + 40 + 4 * (200 + 200)
 
 
@@ -110,28 +113,32 @@ UNITS = st.lists(
     stage=st.integers(0, 3),
     reshards=st.booleans(),
     sent=SIZES,
+    returned=SIZES,
 )
-def test_peak_is_that_of_torchs_order(units, schedule, ranks, more, stage, reshards, sent):
+def test_peak_is_that_of_torchs_order(
+    units, schedule, ranks, more, stage, reshards, sent, returned
+):
     """Followed action by action: which units are there, and which gradients, is never assumed."""
     stage, microbatches = stage % ranks, ranks + more
     actions = list(single_actions(order(schedule, stage, ranks, microbatches)))
     flight = microbatches if schedule == "gpipe" else min(microbatches, ranks - stage)
     made = ShardedStage(
         units=units, reshards=reshards, narrow=False, host=False, in_flight=flight,
-        microbatches=microbatches, sent=sent,
+        microbatches=microbatches, sent=sent, messages=SentMessages(sent, returned, host=False),
     )  # fmt: skip
-    assert made.fullest().total == walked(units, actions, reshards=reshards, sent=sent)
+    expected = walked(units, actions, reshards=reshards, sent=sent, returned=returned)
+    assert made.fullest().total == expected
 
 
-def walked(units, actions, *, reshards, sent):
+def walked(units, actions, *, reshards, sent, returned):
     """Most bytes of a step without conversions and copies."""
     there, born = set(), set()
-    kept, most = 0, 0
+    kept, most, left = 0, 0, 0
 
     def see(extra):
         nonlocal most
         held = sum(units[i].whole for i in there) + sum(units[i].gradients for i in born)
-        most = max(most, kept + held + extra)
+        most = max(most, kept + left + held + extra)
 
     for action in actions:
         arrived = 0
@@ -164,6 +171,7 @@ def walked(units, actions, *, reshards, sent):
             born.add(index)
             see(arrived)
         kept -= sent
+        left = returned
     assert kept == 0 and born == there == {*range(len(units))}
     shards = 0
     for index, unit in enumerate(units):

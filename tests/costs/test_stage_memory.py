@@ -18,7 +18,7 @@ from autoplan.ir.optimizer import UPDATE_RULES
 BLOCK = BlockMemory(
     numel=100, trainable=100, largest=60, kept=1000, forward=0, working=300, fresh=500,
     boundary_in=200, boundary_out=200, inputs=(200,), outputs=(200,), kept_inputs=(True,),
-    kept_outputs=(False,), passed=(-1,),
+    read_inputs=(True,), kept_outputs=(False,), passed=(-1,),
 )  # fmt: skip
 PLAIN = MemorySettings(
     zero=0,
@@ -135,3 +135,44 @@ def test_the_update_counts_where_nothing_else_does():
     # The elements that a rank owns, laid out, and the temporaries of their update.
     settings = replace(PLAIN, microbatches=2)
     assert memory([small], settings).transient == update_bytes(100, settings)
+
+
+PIPELINED = replace(PLAIN, pipelined=True, microbatches=4)
+FIRST = replace(
+    BLOCK, boundary_in=0, inputs=(), kept_inputs=(), read_inputs=(), kept_outputs=(True,)
+)
+
+
+def test_gradients_of_outputs_are_in_the_buffers_of_a_pipeline():
+    reads = replace(BLOCK, working=900, fresh=900)
+    alone = memory([reads], PLAIN).transient
+    # Of 900, 200 are the gradient of the output, which the next stage sent.
+    assert memory([reads], PIPELINED).transient == alone - 200 + 200  # and one sent before
+    passes = replace(BLOCK, working=0, fresh=0, kept=0, kept_inputs=(False,), passed=(0,))
+    through = replace(passes, read_inputs=(False,))
+    # What a block hands on unread has the gradient that arrived; else a sum of two, a new tensor.
+    first = replace(FIRST, working=900)
+    assert memory([first, through], PIPELINED).transient == 900 - 200
+    assert memory([first, passes], PIPELINED).transient == 900
+
+
+def test_a_tensor_that_was_kept_before_counts_once_in_a_forward():
+    later = replace(BLOCK, forward=700, working=0, fresh=0, kept_inputs=(False,))
+    assert memory([FIRST, later], PLAIN).transient == 700 - 200
+    assert memory([replace(FIRST, kept_outputs=(False,)), later], PLAIN).transient == 700
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "stays", "left"),
+    [
+        (1, True, 200),  # the gradient of what it received, which was sent back
+        (2, False, 200),
+        (2, True, 400),  # and what it sent of the first microbatch
+        (3, True, 200),  # of the second it sent that later: then only two are in flight
+    ],
+)
+def test_messages_of_a_backward_stay_in_the_next(in_flight, stays, left):
+    settings = replace(PIPELINED, host=stays)
+    block = replace(BLOCK, fresh=0, working=500, kept=2000)
+    stage = memory([block], settings, in_flight=in_flight)
+    assert stage.transient == 500 - 200 + left

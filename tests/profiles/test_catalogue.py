@@ -77,6 +77,7 @@ def test_sources_cover_every_number(name: str):
     wanted |= {"matmul_tiles"} if device.matmul_tiles else set()
     wanted |= {"unaligned_matmul"} if device.unaligned_matmul < 1 else set()
     wanted |= {"dispatch_latency"} if device.dispatch_latency else set()
+    wanted |= {"convolution_lanes"} if device.convolutions else set()
     assert covered == wanted
 
 
