@@ -22,8 +22,9 @@ from autoplan.ir.mesh import Group, spread
 from autoplan.ir.placement import CollectiveKind, Placement, Replicate, Shard
 from autoplan.ir.recompute import Recompute, is_kept
 from autoplan.ir.strategy import OpStrategy
-from autoplan.solver.intra import BlockSolution, solve_block
+from autoplan.solver.intra import BlockPrograms, BlockSolution, Setting
 from autoplan.solver.offers import offers
+from autoplan.solver.problem import Weights
 
 __all__ = ["ALPHAS", "BlockPricer", "ModelPoint", "Question", "boundary_placements"]
 
@@ -124,6 +125,7 @@ class BlockPricer:
         self._bounds: dict[tuple[int, int, int], _ClassBound] = {}
         self._solved: dict[tuple[object, ...], BlockSolution] = {}
         self._points: dict[Question, ModelPoint] = {}
+        self._programs = BlockPrograms(cluster)
 
     def group(self, tp: int) -> Group:
         """The tp group: neighbours, so inside the innermost level as far as it is large enough."""
@@ -223,22 +225,20 @@ class BlockPricer:
             return self._solved[key]
         group = self.group(question.tp)
         ins, outs = _ends(block, boundary, question.tp)
-        per_byte = self._partial_grad_cost(group)
         parameter_cost, memory_weight = self._memory_weights(graph, index, question)
-        solution = solve_block(
-            block,
-            group,
-            self._cluster,
+        setting = Setting(
             boundary_in=ins,
             boundary_out=outs,
-            fixed=fixed,
+            fixed=tuple(sorted(fixed.items())),
             recompute=question.recompute,
-            parameter_cost=parameter_cost + question.once,
-            partial_grad_cost=per_byte / question.spread,
-            memory_limit=None,
-            memory_weight=memory_weight,
-            deadline=deadline,
+            keeps=memory_weight > 0,
         )
+        weights = Weights(
+            stored=parameter_cost + question.once,
+            summed=self._partial_grad_cost(group) / question.spread,
+            held=memory_weight,
+        )
+        solution = self._programs.solve(block, group, setting, weights, deadline)
         self._solved[key] = solution
         return solution
 

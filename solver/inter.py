@@ -1,4 +1,4 @@
-"""Stage cuts of a chain of blocks, by exact dynamic programming.
+"""Stage cuts of a chain of blocks with a point for each block, by exact dynamic programming.
 
 A cut of items 0..n-1 into stages takes, with m microbatches and ``t_s`` seconds of stage s,
 
@@ -12,71 +12,51 @@ bound for 1F1B. Stage s must hold
 
 where bytes of a tied parameter count once in each stage that uses it.
 
-The suffix of stages is in the state, so ``in_flight`` is known: ``G[s, i]`` is the least sum
-over stages s.. of items i.., none longer than t_max. t_max sweeps the distinct stage times
-upwards from the least that is feasible, and stops when even the least sum of all cannot win.
+As no stage gains when another is slower, each takes the fastest mix of points that fits
+(`solver.mixing`), and the cut is the best for those times (`solver.sweep`). Few of the ranges
+need mixing: the cut that is best by lower bounds of their times is the best of all once its own
+are exact.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
 
 from autoplan.errors import UsageError
+from autoplan.solver.chain import Chain, ChainItem
+from autoplan.solver.spans import most_items
+from autoplan.solver.stage_peaks import lightest_choices, lightest_cut
+from autoplan.solver.stage_times import Mixes, StageTimes
+from autoplan.solver.sweep import Ranges, fastest_cut
 
 __all__ = ["ChainItem", "StageCut", "cut_stages"]
 
-_SAME = 1e-12
-
-_Floats = NDArray[np.float64]
-_Ints = NDArray[np.int64]
-_Bools = NDArray[np.bool_]
-_Number = TypeVar("_Number", np.float64, np.int64)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChainItem:
-    """One block: seconds for one microbatch, bytes on a rank.
-
-    ``activation`` is held for each microbatch in flight, ``boundary`` likewise when a stage
-    ends here, and once for every microbatch of the step on both sides of the end;
-    ``transient`` exists one block at a time; ``send`` is seconds to hand one microbatch on.
-    ``tied`` lists (key, bytes) that a stage holds once for all its items with that key; they
-    come on top of ``static``.
-    """
-
-    forward: float
-    backward: float
-    static: int
-    activation: int
-    transient: int
-    boundary: int
-    send: float
-    tied: tuple[tuple[str, int], ...] = ()
+# Spans of fewer items are not worth leaving out.
+_FEW = 16
+_SLACK = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCut:
-    """Stages as half-open ranges of items.
+    """Stages as half-open ranges of items, and the index of each item's point.
 
     ``objective`` is the seconds it minimises, ``peak_memory`` the bytes of the fullest stage
     and ``shortfall`` how far that exceeds the limit: if positive, no cut fits and this one
     has the least peak.
     """
 
-    ranges: tuple[tuple[int, int], ...]
+    ranges: Ranges
+    choices: tuple[int, ...]
     objective: float
     peak_memory: int
     shortfall: int
 
     @classmethod
-    def single(cls, items: int) -> StageCut:
-        """All items in one stage, not priced."""
-        return cls(ranges=((0, items),), objective=0.0, peak_memory=0, shortfall=0)
+    def given(cls, ranges: Ranges) -> StageCut:
+        """Stages that are decided, each item at its only point; not priced."""
+        choices = (0,) * ranges[-1][1]
+        return cls(ranges=ranges, choices=choices, objective=0.0, peak_memory=0, shortfall=0)
 
 
 def cut_stages(
@@ -94,168 +74,50 @@ def cut_stages(
             hint=f"use --pp {len(items)} or less",
         )
     assert len(in_flight) == stages
-    chain = _Chain(items, in_flight, microbatches)
-    fits = chain.memory <= memory_limit
-    ranges = _fastest(chain, fits, stages, microbatches)
-    if ranges is None:
-        ranges = _leanest(chain, stages)
-    times = [chain.time[first, last] for first, last in ranges]
-    sends = sum(items[last - 1].send for _, last in ranges[:-1])
-    peak = max(int(chain.memory[s, first, last]) for s, (first, last) in enumerate(ranges))
+    chain = Chain(items, in_flight, microbatches)
+    ranges, chosen = _best(chain, memory_limit)
+    choices = tuple(point for stage in chosen for point in stage)
+    peak = max(
+        chain.peak(group, first, last, choices[first:last])
+        for group, (first, last) in zip(chain.group_of, ranges, strict=True)
+    )
     return StageCut(
         ranges=ranges,
-        objective=float(sum(times) + (microbatches - 1) * max(times) + 2 * sends),
+        choices=choices,
+        objective=chain.seconds(ranges, choices),
         peak_memory=peak,
         shortfall=max(0, peak - memory_limit),
     )
 
 
-class _Chain:
-    """Tables over ranges [i, k): ``time`` and ``passing`` [i, k], ``memory`` [s, i, k]."""
-
-    def __init__(
-        self, items: Sequence[ChainItem], in_flight: Sequence[int], microbatches: int
-    ) -> None:
-        count = len(items)
-        self.time = _range_sums(np.array([item.forward + item.backward for item in items]))
-        crossing = np.array([0.0, *(2 * item.send for item in items)])
-        crossing[count] = 0.0
-        self.passing: _Floats = self.time + crossing
-        sent = np.array([0, *(item.boundary for item in items)], dtype=np.int64)
-        sent[count] = 0
-        static = _range_sums(np.array([item.static for item in items], dtype=np.int64))
-        static = static + _tied_bytes(items) + _range_maxima([item.transient for item in items])
-        flying = _range_sums(np.array([item.activation for item in items], dtype=np.int64)) + sent
-        flights = np.array(in_flight, dtype=np.int64)
-        ends = microbatches * (sent[:, None] + sent[None, :])
-        self.memory: _Ints = static + ends + flights[:, None, None] * flying
-        self.legal: _Bools = np.arange(count + 1)[None, :] > np.arange(count + 1)[:, None]
+_Chosen = tuple[Ranges, list[list[int]]]
 
 
-def _range_sums(values: NDArray[_Number]) -> NDArray[_Number]:
-    prefix = np.concatenate((np.zeros(1, dtype=values.dtype), np.cumsum(values)))
-    return prefix[None, :] - prefix[:, None]
-
-
-def _range_maxima(values: Sequence[int]) -> _Ints:
-    count = len(values)
-    maxima = np.zeros((count + 1, count + 1), dtype=np.int64)
-    for first in range(count):
-        maxima[first, first + 1 :] = np.maximum.accumulate(np.array(values[first:]))
-    return maxima
-
-
-def _tied_bytes(items: Sequence[ChainItem]) -> _Ints:
-    count = len(items)
-    total = np.zeros((count + 1, count + 1), dtype=np.int64)
-    previous: dict[str, int] = {}
-    for index, item in enumerate(items):
-        for key, size in item.tied:
-            # A range that starts after the last use of the key pays for it here.
-            total[previous.get(key, -1) + 1 : index + 1, index + 1 :] += size
-            previous[key] = index
-    return total
-
-
-def _fastest(
-    chain: _Chain, fits: _Bools, stages: int, microbatches: int
-) -> tuple[tuple[int, int], ...] | None:
-    allowed = fits & chain.legal
-    limits = _distinct(chain.time[allowed.any(axis=0)])
-    if not len(limits):
-        return None
-    loosest = _least_sum(chain, allowed, stages, limits[-1])
-    if loosest is None:
-        return None
-    low, high = 0, len(limits) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if _least_sum(chain, allowed, stages, limits[middle]) is None:
-            low = middle + 1
-        else:
-            high = middle
-    best = _Found.of(chain, _least_sum(chain, allowed, stages, limits[low]), microbatches)
-    # With few microbatches the sends decide, and the loosest cut may already be the best.
-    best = best.better(_Found.of(chain, loosest, microbatches))
-    for limit in limits[low + 1 :]:
-        if loosest[0] + (microbatches - 1) * limit >= best.objective * (1 - _SAME):
-            break
-        found = _Found.of(chain, _least_sum(chain, allowed, stages, limit), microbatches)
-        best = best.better(found)
-    return best.ranges
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """Ranges and their seconds."""
-
-    objective: float
-    ranges: tuple[tuple[int, int], ...]
-
-    @classmethod
-    def of(
-        cls,
-        chain: _Chain,
-        found: tuple[float, tuple[tuple[int, int], ...]] | None,
-        microbatches: int,
-    ) -> _Found:
-        assert found is not None, "a looser limit than a feasible one is feasible"
-        slowest = max(float(chain.time[first, last]) for first, last in found[1])
-        return cls(found[0] + (microbatches - 1) * slowest, found[1])
-
-    def better(self, other: _Found) -> _Found:
-        """The faster of the two, this one when they are equal."""
-        return other if other.objective < self.objective * (1 - _SAME) else self
-
-
-def _distinct(times: _Floats) -> list[float]:
-    """Ascending values, each the largest of those that differ only by rounding."""
-    distinct: list[float] = []
-    for time in np.unique(times).tolist():
-        if distinct and time <= distinct[-1] * (1 + _SAME):
-            distinct[-1] = time
-        else:
-            distinct.append(time)
-    return distinct
-
-
-def _least_sum(
-    chain: _Chain, allowed: _Bools, stages: int, limit: float
-) -> tuple[float, tuple[tuple[int, int], ...]] | None:
-    """Least sum of times with no stage over ``limit``, and its ranges."""
-    size = chain.time.shape[0]
-    rest = np.full(size, np.inf)
-    rest[-1] = 0.0
-    short = chain.time <= limit
-    ends = np.zeros((stages, size), dtype=np.int64)
-    for stage in reversed(range(stages)):
-        total = np.where(allowed[stage] & short, chain.passing + rest, np.inf)
-        ends[stage] = total.argmin(axis=1)
-        rest = total[np.arange(size), ends[stage]]
-    if not np.isfinite(rest[0]):
-        return None
-    return float(rest[0]), _follow(ends)
-
-
-def _leanest(chain: _Chain, stages: int) -> tuple[tuple[int, int], ...]:
-    """Ranges with the least peak memory."""
-    size = chain.time.shape[0]
-    never = np.iinfo(np.int64).max
-    rest = np.full(size, never, dtype=np.int64)
-    rest[-1] = 0
-    ends = np.zeros((stages, size), dtype=np.int64)
-    for stage in reversed(range(stages)):
-        peak = np.where(chain.legal, np.maximum(chain.memory[stage], rest), never)
-        ends[stage] = peak.argmin(axis=1)
-        rest = peak[np.arange(size), ends[stage]]
-    return _follow(ends)
-
-
-def _follow(ends: _Ints) -> tuple[tuple[int, int], ...]:
-    ranges = []
-    first = 0
-    for row in ends:
-        last = int(row[first])
-        ranges.append((first, last))
-        first = last
-    return tuple(ranges)
+def _best(chain: Chain, memory_limit: int) -> _Chosen:
+    """The fastest ranges and points of their blocks, or the lightest when nothing fits."""
+    mixes, times = Mixes(chain), chain.least_times
+    total, most = float(times.sum()), chain.microbatches - 1
+    even = max(total / len(chain.group_of), float(times.max()))
+    reach = max(_FEW, 1 + most_items(times, _SLACK * even))
+    while True:
+        reach = min(reach, chain.longest)
+        stage_times = StageTimes(chain, mixes, memory_limit, reach)
+        found = fastest_cut(stage_times, chain.crossing, chain.group_of, chain.microbatches)
+        if found is None:
+            peak, ranges = lightest_cut(chain)
+            if peak > memory_limit:
+                return ranges, [
+                    lightest_choices(chain, group, first, last)
+                    for group, (first, last) in zip(chain.group_of, ranges, strict=True)
+                ]
+            reach = max(last - first for first, last in ranges)
+            continue
+        # No faster cut has a longer stage than this.
+        needed = most_items(times, (found.objective - total) / most) if most else chain.longest
+        if min(needed, chain.longest) <= reach:
+            chosen = [
+                stage_times.choices(group, first, last)
+                for group, (first, last) in zip(chain.group_of, found.ranges, strict=True)
+            ]
+            return found.ranges, chosen
+        reach = needed

@@ -37,7 +37,8 @@ from autoplan.solver.between import (
     tied_times,
 )
 from autoplan.solver.blocks import ModelPoint
-from autoplan.solver.inter import ChainItem, StageCut, cut_stages
+from autoplan.solver.chain import ChainItem, Point
+from autoplan.solver.inter import StageCut, cut_stages
 from autoplan.solver.shared import shared_costs
 from autoplan.solver.space import Configuration
 
@@ -288,24 +289,26 @@ def _cut(
     limit: int,
 ) -> StageCut:
     if not configuration.pipelined:
-        return StageCut.single(len(graph.instances))
+        return StageCut.given(((0, len(graph.instances)),))
     items = []
     uses = Counter(fqn for instance in graph.instances for fqn in instance.parameters)
     for position, instance in enumerate(graph.instances):
         time = blocks.times[instance.block_class]
         memory = blocks.memories[instance.block_class]
-        forward = time.forward + time.tp_forward
         counts = local_counts(point, instance)
         tied = {fqn: count for fqn, count in counts.items() if uses[fqn] > 1}
         own = sum(tied.values())
         static = sum(state_bytes(memory.numel - own, max(0, memory.trainable - own), settings))
+        only = Point(
+            forward=time.forward + time.tp_forward,
+            backward=time.backward + time.tp_backward + time.again,
+            static=static,
+            activation=memory.kept,
+            transient=memory.working + unit_bytes(memory.numel, settings),
+        )
         items.append(
             ChainItem(
-                forward=forward,
-                backward=time.backward + time.tp_backward + time.again,
-                static=static,
-                activation=memory.kept,
-                transient=memory.working + unit_bytes(memory.numel, settings),
+                points=(only,),
                 boundary=memory.boundary_out,
                 send=sends[position] if position < len(sends) else 0.0,
                 tied=tuple(

@@ -1,46 +1,35 @@
-"""The 0-1 program of a choice problem (see `problem`).
-
-Variables, all in [0, 1]: ``s[i,c]`` (integer) node i picks choice c; ``e[x,j,p,q]`` use j of
-value x requires q and the producer made p; ``y[x,p,q]`` value x is changed from p to q;
-``m[k]`` store k is held. Minimise
-
-    sum cost[i,c] s[i,c] + sum conversion[x,p,q] y[x,p,q] + weight sum size[k] m[k]
-
-subject to
-
-    (C1)  sum_c s[i,c] = 1                                       every node i
-    (C2)  sum_q e[x,j,p,q] = sum of s[producer,c] that make p    every use j, state p
-    (C3)  sum_p e[x,j,p,q] = sum of s[j,c] that require q        every use j, state q
-    (C4)  y[x,p,q] >= e[x,j,p,q]                                 every use j
-    (C5)  m[k] >= sum of s[i,c] or e[x,j,p,q] that need store k  every holder of k
-    (C6)  sum size[k] m[k] <= limit                              when there is a limit
-
-An illegal change has no variable, which (C2) and (C3) turn into a ban. The equality form of
-the marginals is tighter than ``e >= s + s - 1``: without (C6) the relaxation is integral
-almost always. Where one side has a single state, or one use wants a pair, ``e`` and ``y`` are
-sums of ``s`` and need no variable of their own.
+"""Questions about one choice problem, answered by its 0-1 program (see `problem` and `rows`).
 
 Equal answers: after the solve, a descent over single nodes in order moves to the choice with
 the lowest (objective, bytes held, position), so it can only improve the answer, and the same
-problem always gives the same one.
+question always gives the same one, whatever was asked before (see `highs`).
 """
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from autoplan.solver.descent import descend
-from autoplan.solver.lp import Handover, LpModel, Sense, Termination
-from autoplan.solver.problem import NodeHolder, Problem, Use, UseHolder, Value
-from autoplan.solver.reduction import live_choices
+import numpy as np
 
-__all__ = ["Assignment", "solve_problem"]
+from autoplan.solver.descent import Descent
+from autoplan.solver.highs import RepeatedLp
+from autoplan.solver.linear import Costs, LpResult, Termination
+from autoplan.solver.lp import Handover, solve_lp
+from autoplan.solver.problem import Problem, Weights
+from autoplan.solver.reduction import live_choices
+from autoplan.solver.rows import ProgramRows
+from autoplan.solver.support import Support
+
+__all__ = ["Assignment", "ChoiceProgram"]
 
 _COST_SCALE = 1e5
-_MEMORY_SCALE = 1e6
+_ENTRY = 200
+_EQUAL = 1e-3
+
+# Of all seconds of a program, what its bytes of each kind are worth where answers start from.
+_USUAL_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,52 +47,6 @@ class Assignment:
     solve_time: float
 
 
-def solve_problem(
-    problem: Problem, *, deadline: float, handover: Handover = Handover.ARRAYS
-) -> Assignment:
-    """Best assignment, by the 0-1 program; the time limit is a `time.monotonic` instant."""
-    start = time.monotonic()
-    live = live_choices(problem)
-    if not all(live):
-        return _without_answer(Termination.INFEASIBLE)
-    if all(len(choices) == 1 for choices in live):
-        return _only_answer(problem, tuple(choices[0] for choices in live))
-    program = _Program(problem, live)
-    result = program.model.solve(deadline=deadline, handover=handover)
-    build_time = time.monotonic() - start - result.solve_time
-    if not result.has_solution:
-        return _without_answer(result.termination)
-    choices = descend(problem, live, program.choices(result.values))
-    objective = problem.cost(choices)
-    optimal = result.termination is Termination.OPTIMAL
-    bound = objective if optimal else min(objective, result.bound / program.scale)
-    return Assignment(
-        choices=choices,
-        objective=objective,
-        bound=bound,
-        termination=result.termination,
-        relaxation_integral=result.relaxation_integral,
-        variables=len(program.model.costs),
-        rows=len(program.model.rows),
-        build_time=build_time,
-        solve_time=result.solve_time,
-    )
-
-
-def _only_answer(problem: Problem, choices: tuple[int, ...]) -> Assignment:
-    limit = problem.memory_limit
-    if limit is not None and problem.memory(choices) > limit:
-        return _without_answer(Termination.INFEASIBLE)
-    objective = problem.cost(choices)
-    return replace(
-        _without_answer(Termination.OPTIMAL),
-        choices=choices,
-        objective=objective,
-        bound=objective,
-        relaxation_integral=True,
-    )
-
-
 def _without_answer(termination: Termination) -> Assignment:
     return Assignment(
         choices=(),
@@ -118,162 +61,95 @@ def _without_answer(termination: Termination) -> Assignment:
     )
 
 
-_Expression = tuple[int, ...]
-"""A sum of distinct variables."""
+class ChoiceProgram:
+    """The 0-1 program of a problem, for any number of questions."""
 
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._live = live_choices(problem)
+        self._is_open = all(self._live) and any(len(choices) > 1 for choices in self._live)
+        if self._is_open:
+            self._rows = ProgramRows(problem, self._live)
+            self._prices = self._rows.prices()
+            self._rows.model.costs = self._costs(self._usual_weights())[1].tolist()
+            self._descent = Descent(problem)
+            self._ties = Support(self._rows.model)
+            self._lp = RepeatedLp(self._rows.model)
 
-class _Program:
-    """The 0-1 program of a problem, over the live choices."""
+    def solve(
+        self, weights: Weights, *, deadline: float, handover: Handover = Handover.ARRAYS
+    ) -> Assignment:
+        """Best assignment at these weights; ``deadline`` is a `time.monotonic` instant."""
+        start = time.monotonic()
+        if not self._is_open:
+            return self._only_answer(weights)
+        scale, costs = self._costs(weights)
+        if handover is Handover.ARRAYS:
+            result = self._lp.solve(costs, deadline=deadline)
+        else:
+            model = self._rows.model.priced(costs)
+            result = solve_lp(model, deadline=deadline, handover=handover)
+        build_time = time.monotonic() - start - result.solve_time
+        if not result.has_solution:
+            return _without_answer(result.termination)
+        choices = self._rows.assignment(result.values)
+        objective = self._problem.cost(choices, weights)
+        canonical = self._descent.descend(
+            choices, weights, among=self._open(result), objective=objective
+        )
+        if canonical != choices:
+            choices, objective = canonical, self._problem.cost(canonical, weights)
+        optimal = result.termination is Termination.OPTIMAL
+        bound = objective if optimal else min(objective, result.bound / scale)
+        return Assignment(
+            choices=choices,
+            objective=objective,
+            bound=bound,
+            termination=result.termination,
+            relaxation_integral=result.relaxation_integral,
+            variables=len(costs),
+            rows=len(self._rows.model.bounds),
+            build_time=build_time,
+            solve_time=result.solve_time,
+        )
 
-    def __init__(self, problem: Problem, live: list[list[int]]) -> None:
-        self.problem = problem
-        self.live = live
-        self.model = LpModel()
-        self.scale = _cost_scale(problem, live)
-        self._picks = [
-            {choice: self._variable(node.costs[choice], integer=True) for choice in choices}
-            for node, choices in zip(problem.nodes, live, strict=True)
-        ]
-        self._one_choice_each()
-        # Marginals by (value, use): those that a store looks at, and all that cost something.
-        self._watched = {
-            (holder.value, problem.values[holder.value].uses[holder.use])
-            for store in problem.stores
-            for holder in store.holders
-            if isinstance(holder, UseHolder)
-        }
-        self._edges: dict[tuple[int, Use], dict[tuple[int, int], _Expression]] = {}
-        for index, value in enumerate(problem.values):
-            self._conversions(index, value)
-        self._stores()
+    def _open(self, result: LpResult) -> Sequence[Sequence[int]]:
+        """Choices that an optimum may have: no others can follow from one by single moves."""
+        if not result.relaxation_integral:
+            return self._live
+        return self._rows.choices(self._ties.reachable(result.reduced_costs <= _EQUAL))
 
-    def choices(self, values: Sequence[float]) -> tuple[int, ...]:
-        """Choice of each node in an integral solution."""
-        return tuple(max(picks, key=lambda choice: values[picks[choice]]) for picks in self._picks)
+    @property
+    def size(self) -> int:
+        """Bytes it takes, about."""
+        model = self._rows.model
+        return _ENTRY * (len(model.costs) + len(model.variables)) if self._is_open else 0
 
-    def _variable(self, cost: float, *, integer: bool = False) -> int:
-        return self.model.variable(cost * self.scale, integer=integer)
+    def _costs(self, weights: Weights) -> tuple[float, Costs]:
+        """Costs of the variables, well above the solver's absolute tolerances, and the factor."""
+        seconds, stored, summed, held = self._prices
+        placed = seconds + weights.stored * stored + weights.summed * summed
+        largest = float(np.max(np.abs(placed)))
+        scale = _COST_SCALE / largest if largest else 1.0
+        return scale, scale * (placed + weights.held * held)
 
-    def _charge(self, cost: float, terms: _Expression) -> None:
-        for index in terms:
-            self.model.costs[index] += cost * self.scale
+    def _usual_weights(self) -> Weights:
+        """Weights of which only their order of magnitude matters."""
+        seconds, *kinds = self._prices.sum(axis=1).tolist()
+        return Weights(*(_USUAL_SHARE * seconds / size if size else 0.0 for size in kinds))
 
-    def _sum_row(self, sense: Sense, bound: float, plus: _Expression, minus: _Expression) -> None:
-        self.model.row(sense, bound, (*plus, *minus), (*(1.0,) * len(plus), *(-1.0,) * len(minus)))
-
-    def _one_choice_each(self) -> None:
-        """(C1)."""
-        for picks in self._picks:
-            self._sum_row(Sense.EQUAL, 1.0, tuple(picks.values()), ())
-
-    def _by_state(self, node: int, states: Sequence[int]) -> dict[int, _Expression]:
-        groups: dict[int, list[int]] = {}
-        for choice, variable in self._picks[node].items():
-            groups.setdefault(states[choice], []).append(variable)
-        return {state: tuple(group) for state, group in groups.items()}
-
-    def _conversions(self, index: int, value: Value) -> None:
-        """(C2) to (C4) for one value."""
-        made = self._by_state(value.producer, value.states)
-        wanting: dict[tuple[int, int], list[_Expression]] = {}
-        for use in dict.fromkeys(value.uses):
-            wanted = self._by_state(use.node, use.states)
-            watched = (index, use) in self._watched
-            edges = self._marginals(value, made, wanted, watched=watched)
-            self._edges[index, use] = edges
-            for pair, terms in edges.items():
-                wanting.setdefault(pair, []).append(terms)
-        for pair, uses in wanting.items():
-            self._pay_once(value.conversions[pair], uses)
-
-    def _marginals(
-        self,
-        value: Value,
-        made: Mapping[int, _Expression],
-        wanted: Mapping[int, _Expression],
-        *,
-        watched: bool,
-    ) -> dict[tuple[int, int], _Expression]:
-        """(C2) and (C3) for one use: ``e`` by pair, left out where it is free and unwatched."""
-        pairs = [pair for pair in itertools.product(made, wanted) if pair in value.conversions]
-        unrestricted = len(pairs) == len(made) * len(wanted)
-        if unrestricted and not watched and not any(map(value.conversions.get, pairs)):
-            return {}
-        if len(made) == 1:
-            return {pair: wanted[pair[1]] for pair in pairs}
-        if len(wanted) == 1:
-            return {pair: made[pair[0]] for pair in pairs}
-        edges: dict[tuple[int, int], _Expression] = {pair: (self._variable(0.0),) for pair in pairs}
-        for state, terms in made.items():
-            leaving = tuple(edges[pair][0] for pair in pairs if pair[0] == state)
-            self._sum_row(Sense.EQUAL, 0.0, leaving, terms)
-        for state, terms in wanted.items():
-            arriving = tuple(edges[pair][0] for pair in pairs if pair[1] == state)
-            self._sum_row(Sense.EQUAL, 0.0, arriving, terms)
-        return edges
-
-    def _pay_once(self, cost: float, uses: Sequence[_Expression]) -> None:
-        """(C4): the cost of a pair, or of a store, for all who need it."""
-        distinct = list(dict.fromkeys(uses))
-        if not cost:
-            return
-        if len(distinct) == 1:
-            self._charge(cost, distinct[0])
-            return
-        paid = self._variable(cost)
-        for terms in distinct:
-            self._sum_row(Sense.AT_LEAST, 0.0, (paid,), terms)
-
-    def _stores(self) -> None:
-        """(C5) and (C6)."""
-        problem = self.problem
-        held: list[tuple[_Expression, int]] = []
-        for store in problem.stores:
-            needing = [terms for terms in dict.fromkeys(map(self._needing, store.holders)) if terms]
-            cost = problem.memory_weight * store.size
-            if problem.memory_limit is None:
-                if needing:
-                    self._pay_once(cost, needing)
-            elif len(needing) == 1:
-                self._charge(cost, needing[0])
-                held.append((needing[0], store.size))
-            elif needing:
-                paid = self._variable(cost)
-                for terms in needing:
-                    self._sum_row(Sense.AT_LEAST, 0.0, (paid,), terms)
-                held.append(((paid,), store.size))
-        if problem.memory_limit is not None:
-            self._memory_row(held, problem.memory_limit)
-
-    def _needing(self, holder: NodeHolder | UseHolder) -> _Expression:
-        if isinstance(holder, NodeHolder):
-            picks = self._picks[holder.node]
-            return tuple(picks[choice] for choice in sorted(holder.choices & picks.keys()))
-        use = self.problem.values[holder.value].uses[holder.use]
-        edges = self._edges[holder.value, use]
-        return tuple(v for pair in sorted(holder.pairs & edges.keys()) for v in edges[pair])
-
-    def _memory_row(self, held: Sequence[tuple[_Expression, int]], limit: int) -> None:
-        """(C6)."""
-        sizes: dict[int, int] = {}
-        for terms, size in held:
-            for index in terms:
-                sizes[index] = sizes.get(index, 0) + size
-        unit = _MEMORY_SCALE / max(1, limit)
-        coefficients = tuple(size * unit for size in sizes.values())
-        self.model.row(Sense.AT_MOST, limit * unit, tuple(sizes), coefficients)
-
-
-def _cost_scale(problem: Problem, live: Sequence[Sequence[int]]) -> float:
-    """Factor that brings costs well above the solver's absolute tolerances."""
-    largest = max(
-        (
-            abs(node.costs[c])
-            for node, choices in zip(problem.nodes, live, strict=True)
-            for c in choices
-        ),
-        default=0.0,
-    )
-    for value in problem.values:
-        largest = max(largest, max(map(abs, value.conversions.values()), default=0.0))
-    return _COST_SCALE / largest if largest else 1.0
+    def _only_answer(self, weights: Weights) -> Assignment:
+        if not all(self._live):
+            return _without_answer(Termination.INFEASIBLE)
+        choices = tuple(only for (only,) in self._live)
+        limit = self._problem.memory_limit
+        if limit is not None and self._problem.memory(choices) > limit:
+            return _without_answer(Termination.INFEASIBLE)
+        objective = self._problem.cost(choices, weights)
+        return replace(
+            _without_answer(Termination.OPTIMAL),
+            choices=choices,
+            objective=objective,
+            bound=objective,
+            relaxation_integral=True,
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autoplan.solver.problem import NodeHolder, Problem
+from autoplan.solver.problem import Node, NodeHolder, Problem
 
 __all__ = ["live_choices"]
 
@@ -37,7 +37,7 @@ def _keep(live: list[list[int]], node: int, states: Sequence[int], allowed: set[
 
 
 def _without_duplicates(problem: Problem, live: list[list[int]]) -> list[list[int]]:
-    """Drop choices that differ from a cheaper one in nothing that others can see."""
+    """Drop choices that no weight makes better than one that others can't tell from them."""
     seen: list[list[list[object]]] = [[[] for _ in node.costs] for node in problem.nodes]
     for value in problem.values:
         for choice, state in enumerate(value.states):
@@ -50,13 +50,31 @@ def _without_duplicates(problem: Problem, live: list[list[int]]) -> list[list[in
             if isinstance(holder, NodeHolder):
                 for choice in range(len(problem.nodes[holder.node].costs)):
                     seen[holder.node][choice].append(choice in holder.choices)
-    kept = []
-    for index, choices in enumerate(live):
-        best: dict[tuple[object, ...], int] = {}
-        costs = problem.nodes[index].costs
-        for choice in choices:
-            signature = tuple(seen[index][choice])
-            if signature not in best or costs[choice] < costs[best[signature]]:
-                best[signature] = choice
-        kept.append(sorted(best.values()))
-    return kept
+    return [
+        _undominated(problem.nodes[index], choices, seen[index])
+        for index, choices in enumerate(live)
+    ]
+
+
+def _undominated(node: Node, choices: list[int], seen: list[list[object]]) -> list[int]:
+    """Choices without a cheaper one, or an equal one before, of the same signature."""
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for choice in choices:
+        alike.setdefault(tuple(seen[choice]), []).append(choice)
+    if len(alike) == len(choices):
+        return choices
+    return sorted(
+        choice
+        for group in alike.values()
+        for choice in group
+        if not any(_dominates(node, other, choice) for other in group if other != choice)
+    )
+
+
+def _dominates(node: Node, other: int, choice: int) -> bool:
+    price, than = _price(node, other), _price(node, choice)
+    return price[0] <= than[0] and price[1] <= than[1] and (price != than or other < choice)
+
+
+def _price(node: Node, choice: int) -> tuple[float, int]:
+    return node.costs[choice], node.stored[choice] if node.stored else 0

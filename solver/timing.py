@@ -92,12 +92,7 @@ class Simulator:
 def step_costs(priced: Priced, cluster: Cluster, update: UpdateRule) -> StepCosts:
     """What to simulate the step of a priced configuration from."""
     graph, configuration, point = priced.graph, priced.configuration, priced.point
-    cut = StageCut(
-        ranges=tuple((stage.first, stage.last) for stage in priced.stages),
-        objective=0.0,
-        peak_memory=priced.peak_memory,
-        shortfall=0,
-    )
+    cut = StageCut.given(tuple((stage.first, stage.last) for stage in priced.stages))
     sends = send_times(graph, configuration, point, cluster)
     crossing = [0.0, *(sends[last - 1] for _, last in cut.ranges[:-1]), 0.0]
     shared, _ = shared_costs(graph, cluster)

@@ -47,7 +47,7 @@ ONLY_IN = {
     "torch": ("capture", "runtime", "verify", "profiles.measure", "profiler"),
     "transformers": ("capture",),
     "pulp": ("solver.lp",),
-    "highspy": ("solver.lp",),
+    "highspy": ("solver.highs",),
     "rich": ("cli", "report.terminal"),
 }
 

@@ -179,10 +179,7 @@ def _cut(row: Row) -> StageCut | None:
     else:
         raise Skip("stages are uneven")
     bounds = (0, *ends, row.layers + 2)
-    return StageCut(
-        ranges=tuple(itertools.pairwise(bounds)),
-        objective=0.0, peak_memory=0, shortfall=0,
-    )  # fmt: skip
+    return StageCut.given(tuple(itertools.pairwise(bounds)))
 
 
 def _cluster(row: Row) -> Cluster:

@@ -78,9 +78,7 @@ def test_fp8_is_faster_but_for_attention_and_casts(graph):
 def test_chunks_divide_the_bubble(graph):
     """Narayanan et al. 2021: (p - 1) / v microbatches of a rank, not p - 1."""
     cluster, ranks, microbatches = load_cluster("4xh100"), 4, 32
-    cut = StageCut(
-        ranges=((0, 3), (3, 5), (5, 7), (7, 10)), objective=0.0, peak_memory=0, shortfall=0
-    )
+    cut = StageCut.given(((0, 3), (3, 5), (5, 7), (7, 10)))
     configuration = Configuration(
         mesh=Mesh(pp=ranks, dp_replicate=1, dp_shard=1, tp=1), micro_batch_size=1,
         microbatches=microbatches, zero=0, recompute=Recompute.NONE, schedule="1f1b",

@@ -17,8 +17,10 @@ from autoplan.ir.placement import CollectiveKind, Placement, Replicate, Shard
 from autoplan.ir.recompute import Recompute
 from autoplan.ir.strategy import OpStrategy
 from autoplan.rules import strategies
-from autoplan.solver.intra import BlockSolution, solve_block
-from autoplan.solver.lp import Handover, Termination
+from autoplan.solver.intra import BlockProgram, BlockSolution, Setting
+from autoplan.solver.linear import Termination
+from autoplan.solver.lp import Handover
+from autoplan.solver.problem import Weights
 
 R = Replicate()
 PARAMETER_COST = 1e-14
@@ -39,18 +41,16 @@ def _solve(
     handover: Handover = Handover.ARRAYS,
     seconds: float = 30.0,
 ) -> BlockSolution:
-    return solve_block(
-        block,
-        Group(ranks, ranks),
-        cluster,
+    setting = Setting(
         boundary_in=(boundary,) * len(block.inputs),
         boundary_out=(boundary,) * len(block.outputs),
-        fixed=fixed or {},
+        fixed=tuple((fixed or {}).items()),
         recompute=recompute,
-        parameter_cost=PARAMETER_COST,
-        partial_grad_cost=partial_cost,
+        keeps=memory_weight > 0 or memory_limit is not None,
         memory_limit=memory_limit,
-        memory_weight=memory_weight,
+    )
+    return BlockProgram(block, Group(ranks, ranks), cluster, setting).solve(
+        Weights(PARAMETER_COST, partial_cost, memory_weight),
         deadline=time.monotonic() + seconds,
         handover=handover,
     )
@@ -169,20 +169,8 @@ def _head(vocabulary: int) -> BlockClass:
 
 
 def _solve_head(block: BlockClass, cluster: Cluster, ranks: int, weight: float) -> BlockSolution:
-    return solve_block(
-        block,
-        Group(ranks, ranks),
-        cluster,
-        boundary_in=(R,),
-        boundary_out=(R,),
-        fixed={"w": Shard(0, pad=block.tensor("w").shape[0] % ranks != 0)},
-        recompute=Recompute.NONE,
-        parameter_cost=PARAMETER_COST,
-        partial_grad_cost=PARTIAL_COST,
-        memory_limit=None,
-        memory_weight=weight,
-        deadline=time.monotonic() + 30,
-    )
+    storage = Shard(0, pad=block.tensor("w").shape[0] % ranks != 0)
+    return _solve(block, cluster, R, ranks=ranks, fixed={"w": storage}, memory_weight=weight)
 
 
 @pytest.mark.parametrize("weight", [0.0, 1e-12])
@@ -322,9 +310,7 @@ def test_arrays_and_pulp_give_the_same_optimum(
     assert arrays.objective == pytest.approx(pulp.objective, rel=1e-9)
 
 
-def test_llama_block_is_fast(llama: BlockClass, cluster: Cluster) -> None:
-    _solve(llama, cluster, R)
-    start = time.perf_counter()
+def test_a_llama_block_is_small_and_needs_no_branching(llama: BlockClass, cluster: Cluster) -> None:
     found = _solve(llama, cluster, Shard(1), memory_weight=1e-12)
-    assert time.perf_counter() - start < 0.4
+    assert found.variables < 2000
     assert found.relaxation_integral

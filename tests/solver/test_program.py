@@ -8,9 +8,27 @@ import time
 
 import pytest
 
-from autoplan.solver.lp import Handover, Termination
-from autoplan.solver.problem import Node, NodeHolder, Problem, Store, Use, UseHolder, Value
-from autoplan.solver.program import solve_problem
+from autoplan.solver.linear import Termination
+from autoplan.solver.lp import Handover
+from autoplan.solver.problem import Node, NodeHolder, Problem, Store, Use, UseHolder, Value, Weights
+from autoplan.solver.program import Assignment, ChoiceProgram
+
+NO_WEIGHTS = Weights()
+
+
+def _solve(
+    problem: Problem,
+    weights: Weights = NO_WEIGHTS,
+    *,
+    seconds: float = 30.0,
+    handover: Handover = Handover.ARRAYS,
+) -> Assignment:
+    deadline = time.monotonic() + seconds
+    return ChoiceProgram(problem).solve(weights, deadline=deadline, handover=handover)
+
+
+def _random_weights(rng: random.Random) -> Weights:
+    return Weights(*(rng.choice((0.0, 0.01 * rng.random())) for _ in range(3)))
 
 
 def _random_problem(seed: int) -> Problem:
@@ -18,16 +36,22 @@ def _random_problem(seed: int) -> Problem:
     rng = random.Random(seed)
     count = rng.randint(3, 6)
     states = rng.randint(2, 3)
-    nodes = tuple(
-        Node(f"n{i}", tuple(rng.choice((0.0, rng.random())) for _ in range(rng.randint(1, 4))))
-        for i in range(count)
-    )
+    nodes = []
+    for i in range(count):
+        costs = tuple(rng.choice((0.0, rng.random())) for _ in range(rng.randint(1, 4)))
+        stored = tuple(rng.randint(0, 100) for _ in costs) if rng.random() < 0.5 else ()
+        nodes.append(Node(f"n{i}", costs, stored))
     values = []
     for producer in range(count - 1):
         readers = [producer + 1]
         readers += [j for j in range(producer + 2, count) if rng.random() < 0.4]
         if rng.random() < 0.3:
             readers.append(readers[-1])
+        conversions = {
+            pair: 0.0 if pair[0] == pair[1] else rng.random()
+            for pair in itertools.product(range(states), repeat=2)
+            if pair[0] == pair[1] or rng.random() < 0.75
+        }
         values.append(
             Value(
                 producer,
@@ -35,11 +59,8 @@ def _random_problem(seed: int) -> Problem:
                 tuple(
                     Use(j, tuple(rng.randrange(states) for _ in nodes[j].costs)) for j in readers
                 ),
-                {
-                    pair: 0.0 if pair[0] == pair[1] else rng.random()
-                    for pair in itertools.product(range(states), repeat=2)
-                    if pair[0] == pair[1] or rng.random() < 0.75
-                },
+                conversions,
+                {pair: rng.randint(1, 100) for pair in conversions if rng.random() < 0.2},
             )
         )
     stores = tuple(
@@ -62,16 +83,19 @@ def _random_problem(seed: int) -> Problem:
         )
         for _ in range(rng.randint(1, 5))
     )
-    weight = rng.choice((0.0, 0.01 * rng.random()))
     limit = rng.randint(20, 250) if seed % 2 else None
-    return Problem(nodes, tuple(values), stores, weight, limit)
+    return Problem(tuple(nodes), tuple(values), stores, limit)
 
 
-def _price(problem: Problem, choices: tuple[int, ...]) -> tuple[float, int] | None:
+def _price(
+    problem: Problem, weights: Weights, choices: tuple[int, ...]
+) -> tuple[float, int] | None:
     """Seconds and bytes written out from the definition; None when something is illegal."""
     seconds = 0.0
     for node, choice in zip(problem.nodes, choices, strict=True):
         seconds += node.costs[choice]
+        if node.stored:
+            seconds += weights.stored * node.stored[choice]
     for value in problem.values:
         made = value.states[choices[value.producer]]
         copies = set()
@@ -81,7 +105,7 @@ def _price(problem: Problem, choices: tuple[int, ...]) -> tuple[float, int] | No
                 return None
             copies.add(pair)
         for pair in copies:
-            seconds += value.conversions[pair]
+            seconds += value.conversions[pair] + weights.summed * value.summed.get(pair, 0)
     held = 0
     for store in problem.stores:
         needed = False
@@ -94,13 +118,13 @@ def _price(problem: Problem, choices: tuple[int, ...]) -> tuple[float, int] | No
                 made = value.states[choices[value.producer]]
                 needed |= (made, use.states[choices[use.node]]) in holder.pairs
         held += store.size * needed
-    return seconds + problem.memory_weight * held, held
+    return seconds + weights.held * held, held
 
 
-def _brute_force(problem: Problem) -> float | None:
+def _brute_force(problem: Problem, weights: Weights) -> float | None:
     best = None
     for choices in itertools.product(*(range(len(node.costs)) for node in problem.nodes)):
-        price = _price(problem, choices)
+        price = _price(problem, weights, choices)
         if price is None:
             continue
         if problem.memory_limit is not None and price[1] > problem.memory_limit:
@@ -115,19 +139,18 @@ def test_program_finds_what_enumeration_finds(with_memory_row: bool) -> None:
     for seed in range(with_memory_row, 1000, 2):
         problem = _random_problem(seed)
         assert (problem.memory_limit is not None) == with_memory_row
-        best = _brute_force(problem)
-        answer = solve_problem(problem, deadline=time.monotonic() + 30)
+        weights = _random_weights(random.Random(seed))
+        best = _brute_force(problem, weights)
+        answer = _solve(problem, weights)
         if best is None:
             assert answer.termination is Termination.INFEASIBLE, seed
             continue
         assert answer.termination is Termination.OPTIMAL, seed
-        price = _price(problem, answer.choices)
+        price = _price(problem, weights, answer.choices)
         assert price is not None, seed
         assert price[0] == pytest.approx(best, rel=1e-9, abs=1e-12), seed
         if seed % 10 < 2:
-            through_pulp = solve_problem(
-                problem, deadline=time.monotonic() + 30, handover=Handover.PULP
-            )
+            through_pulp = _solve(problem, weights, handover=Handover.PULP)
             assert through_pulp.objective == pytest.approx(answer.objective, rel=1e-9)
         assert answer.objective == pytest.approx(price[0], rel=1e-12, abs=1e-15), seed
         assert problem.memory_limit is None or price[1] <= problem.memory_limit, seed
@@ -141,22 +164,22 @@ def test_copy_is_paid_once_for_all_readers() -> None:
     nodes = (Node("make", (0.0,)), *(Node(f"read{i}", (0.0,)) for i in range(3)))
     uses = tuple(Use(i, (1,)) for i in (1, 2, 3))
     problem = Problem(nodes, (Value(0, (0,), uses, {(0, 0): 0.0, (0, 1): 2.5}),))
-    assert solve_problem(problem, deadline=time.monotonic() + 10).objective == 2.5
+    assert _solve(problem).objective == 2.5
 
 
 def test_store_shared_by_two_holders_counts_once() -> None:
     nodes = (Node("a", (1.0, 0.0)), Node("b", (1.0, 0.0)))
     store = Store(10, (NodeHolder(0, frozenset({1})), NodeHolder(1, frozenset({1}))))
-    within = Problem(nodes, (), (store,), 0.0, 10)
-    assert solve_problem(within, deadline=time.monotonic() + 10).choices == (1, 1)
-    below = Problem(nodes, (), (store,), 0.0, 9)
-    assert solve_problem(below, deadline=time.monotonic() + 10).choices == (0, 0)
+    within = Problem(nodes, (), (store,), 10)
+    assert _solve(within).choices == (1, 1)
+    below = Problem(nodes, (), (store,), 9)
+    assert _solve(below).choices == (0, 0)
 
 
 def test_memory_row_that_nothing_meets_is_infeasible() -> None:
     store = Store(10, (NodeHolder(0, frozenset({0})),))
-    problem = Problem((Node("a", (1.0,)),), (), (store,), 0.0, 5)
-    answer = solve_problem(problem, deadline=time.monotonic() + 10)
+    problem = Problem((Node("a", (1.0,)),), (), (store,), 5)
+    answer = _solve(problem)
     assert answer.termination is Termination.INFEASIBLE
     assert answer.choices == ()
 
@@ -165,13 +188,13 @@ def test_equal_choices_give_the_first() -> None:
     nodes = (Node("a", (1.0, 1.0, 1.0)), Node("b", (0.0, 0.0)))
     free = {pair: 0.0 for pair in itertools.product(range(3), range(2))}
     problem = Problem(nodes, (Value(0, (0, 1, 2), (Use(1, (0, 1)),), free),))
-    assert solve_problem(problem, deadline=time.monotonic() + 10).choices == (0, 0)
+    assert _solve(problem).choices == (0, 0)
 
 
 def test_deadline_in_the_past_gives_no_answer() -> None:
     value = Value(0, (0, 1), (Use(1, (0, 1)),), {(0, 0): 0.0, (1, 1): 0.0})
     problem = Problem((Node("a", (1.0, 2.0)), Node("b", (2.0, 1.0))), (value,))
-    answer = solve_problem(problem, deadline=time.monotonic() - 1)
+    answer = _solve(problem, seconds=-1.0)
     assert answer.termination is Termination.TIME_LIMIT
     assert answer.choices == ()
 
@@ -179,5 +202,5 @@ def test_deadline_in_the_past_gives_no_answer() -> None:
 def test_solver_writes_nothing_to_stdout(capfd: pytest.CaptureFixture[str]) -> None:
     value = Value(0, (0, 1), (Use(1, (0, 1)),), {(0, 0): 0.0, (1, 1): 0.0})
     problem = Problem((Node("a", (1.0, 2.0)), Node("b", (2.0, 1.0))), (value,))
-    solve_problem(problem, deadline=time.monotonic() + 10)
+    _solve(problem)
     assert capfd.readouterr().out == ""
