@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from autoplan.cli.outcome import Outcome
 from autoplan.errors import UsageError
+from autoplan.units import format_bytes
+
+if TYPE_CHECKING:
+    from autoplan.profiles.calibration import Calibrated
 
 __all__ = ["run"]
 
@@ -16,7 +20,7 @@ def run(args: argparse.Namespace) -> Outcome:
     """Add the run of a log to the residuals of a profile, and show before and after."""
     from autoplan.plan_file import plan_path, read_plan
     from autoplan.profiles.calibration import add_run
-    from autoplan.units import format_bytes, format_time
+    from autoplan.units import format_time
 
     plan = read_plan(args.plan)
     target: Path = args.profile or _default_target(plan.profile, plan_path(args.plan).parent)
@@ -48,6 +52,13 @@ def run(args: argparse.Namespace) -> Outcome:
         "step_time_ratio": done.residual.step_time_ratio,
         "memory_ratio": done.residual.memory_ratio,
         **rows,
+        "search": {
+            name: None if record is None else record.model_dump(mode="json")
+            for name, record in (
+                ("before", done.correction_before),
+                ("after", done.correction_after),
+            )
+        },
     }
 
     def render(stream: TextIO) -> None:
@@ -72,10 +83,31 @@ def run(args: argparse.Namespace) -> Outcome:
         runs = "1 run" if done.after.runs == 1 else f"{done.after.runs} runs"
         stream.write(
             f"\nresidual    x{done.after.step_time_ratio:.3g} of {runs}{again}, in {target}\n"
+            f"{_search(done)}"
             f"next        autoplan solve ... --profile {target}\n"
         )
 
     return Outcome(document=document, render=render)
+
+
+def _search(done: Calibrated) -> str:
+    """What the next search is corrected by, before and after this run."""
+    before, after = done.correction_before, done.correction_after
+    if after is None:
+        return f"search      {done.uncorrected or 'as the model predicts'}\n"
+    rows = [
+        ("kernels", *(1.0 if c is None else c.kernels for c in (before, after))),
+        ("collectives", *(1.0 if c is None else c.collectives for c in (before, after))),
+    ]
+    lines = [f"next search {name} x{old:.3g} -> x{new:.3g}\n" for name, old, new in rows]
+    if after.reserved:
+        old = 0 if before is None else before.reserved
+        lines.append(
+            f"next search {format_bytes(old)} -> {format_bytes(after.reserved)} more reserved\n"
+        )
+    if done.uncorrected:
+        lines.append(f"            {done.uncorrected}\n")
+    return "".join(lines)
 
 
 def _row(predicted: float, before: float, measured: float, after: float) -> dict[str, float]:

@@ -6,7 +6,8 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -15,10 +16,11 @@ from autoplan.cli.outcome import Outcome, Progress
 from autoplan.errors import UsageError
 from autoplan.ir.fields import Json
 from autoplan.ir.hardware import Cluster
-from autoplan.ir.plan import Plan, WorkloadRecord
+from autoplan.ir.plan import CorrectionRecord, Plan, WorkloadRecord
 
 if TYPE_CHECKING:
-    from autoplan.capture import ModelSource
+    from autoplan.capture import Captured, ModelSource
+    from autoplan.profiles.residuals import Residual
 
 __all__ = ["DTYPES", "default_dtype", "overrides", "run", "sequence_length", "write_program"]
 
@@ -52,6 +54,8 @@ def run(args: argparse.Namespace) -> Outcome:
         captured = capture(source, seq_len=seq_len, dtype=dtype, progress=progress)
         captured.confirm()
         captured_at = time.perf_counter()
+        residuals = () if args.profile is None else load_residuals(args.profile)
+        cluster, correction, notes = _corrected(cluster, residuals, captured, dtype, args.compile)
         workload = WorkloadRecord(
             global_batch=args.global_batch,
             seq_len=seq_len,
@@ -78,9 +82,12 @@ def run(args: argparse.Namespace) -> Outcome:
             plan = search()
         solved_at = time.perf_counter()
         if args.profile is not None:
-            plan = calibrate_plan(
-                plan.model_copy(update={"profile": str(args.profile)}), load_residuals(args.profile)
-            )
+            given_to = {
+                "profile": str(args.profile),
+                "correction": correction,
+                "notes": (*plan.notes, *notes),
+            }
+            plan = calibrate_plan(plan.model_copy(update=given_to), residuals)
         if given is not None:
             plan = with_input(plan, *given)
         if args.output is not None:
@@ -93,6 +100,38 @@ def run(args: argparse.Namespace) -> Outcome:
     document["output"] = None if args.output is None else str(args.output)
     where = "" if args.output is None else str(args.output)
     return Outcome(document=document, render=_render(plan, where, capture_time, solve_time))
+
+
+def _corrected(
+    cluster: Cluster,
+    residuals: Sequence[Residual],
+    captured: Captured,
+    dtype: str,
+    compiled: bool,
+) -> tuple[Cluster, CorrectionRecord | None, tuple[str, ...]]:
+    """Cluster with what runs of the model say of its numbers, and notes of that."""
+    if not residuals:
+        return cluster, None, ()
+    from autoplan.profiles import cluster_record
+    from autoplan.profiles.correction import (
+        correct_cluster,
+        correction_note,
+        fit_correction,
+        why_not_corrected,
+    )
+
+    as_run = replace(cluster, accelerator=replace(cluster.accelerator, compiled=compiled))
+    key = {
+        "model": captured.record().digest,
+        "hardware": cluster_record(as_run).profile_digest,
+        "dtype": dtype,
+    }
+    why = why_not_corrected(residuals, **key)
+    notes = (why,) if why else ()
+    correction = fit_correction(residuals, **key)
+    if correction is None:
+        return cluster, None, notes
+    return correct_cluster(cluster, correction), correction, (*notes, correction_note(correction))
 
 
 def _render(

@@ -1,11 +1,10 @@
-"""A cluster with the numbers of a measured profile, and what is to be said about them."""
+"""A cluster with the numbers of a measured profile."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 
 from autoplan.errors import InputError
@@ -20,9 +19,9 @@ from autoplan.ir.hardware import (
 )
 from autoplan.ir.placement import CollectiveKind
 from autoplan.profiles.catalogue import accelerator_file
+from autoplan.profiles.doubts import profile_notes
 from autoplan.profiles.fit import Fit, fit_timings
 from autoplan.profiles.measured import (
-    NOISY,
     CollectiveFit,
     CollectiveTiming,
     FitRegime,
@@ -34,7 +33,7 @@ from autoplan.profiles.measured import (
 )
 from autoplan.profiles.wrappers import unit_work
 
-__all__ = ["apply_profile", "fits_of", "measured_link", "profile_notes"]
+__all__ = ["apply_profile", "fits_of", "measured_link"]
 
 
 def measured_link(profile: MeasuredProfile, base: Link, *, level: str = "node") -> Link:
@@ -168,55 +167,6 @@ def _units(profile: MeasuredProfile) -> UnitWork | None:
     )
 
 
-def profile_notes(profile: MeasuredProfile, name: str) -> tuple[str, ...]:
-    """Doubts about a profile: timings that vary, a machine that was slow, another torch."""
-    timings = (
-        *((f"matmul {t.dtype} {'x'.join(map(str, t.shape))}", t) for t in profile.matmul),
-        *((f"memory {t.moved} B", t) for t in profile.copies),
-        *((f"update {t.moved} B", t) for t in profile.updates),
-        ("attention", profile.attention),
-        *((f"{t.kind} on {t.ranks} ranks, {t.payload} B", t) for t in profile.collectives),
-        *((("overlap", profile.overlap),) if profile.overlap else ()),
-        *((f"recompute {t.level}", t) for t in profile.recompute),
-        *((f"FSDP2 unit of {t.parameters} parameters, {t.size} B", t) for t in profile.units),
-    )
-    notes = []
-    noisy = [(t.spread, what) for what, t in timings if t.spread > NOISY]
-    if noisy:
-        spread, what = max(noisy)
-        notes.append(
-            f"{name}: {len(noisy)} of {len(timings)} timings are noisy, most {what}: "
-            f"{spread:.0%} from the 10th to the 90th percentile"
-        )
-    slow = [(t.pace, what) for what, t in timings if t.pace > 1.0 + NOISY]
-    if slow:
-        pace, what = max(slow)
-        notes.append(
-            f"{name}: {len(slow)} of {len(timings)} timings fell into a slow spell of the "
-            f"machine, most {what}: a reference kernel took {pace:.2f} times its best"
-        )
-    if profile.out_of_memory:
-        notes.append(f"{name}: out of memory, not timed: {', '.join(profile.out_of_memory)}")
-    installed = _installed_torch()
-    if installed and installed != profile.torch.split("+")[0]:
-        notes.append(
-            f"{name}: measured with torch {profile.torch}, here is {installed}; if plans run with "
-            "that one, measure again: autoplan profile"
-        )
-    if not profile.units and profile.ranks > 1:
-        notes.append(f"{name}: times no FSDP2 units: their copies are priced by bytes alone")
-    if profile.overlap is None and profile.ranks > 1:
-        notes.append(f"{name}: times no overlap: kernels beside collectives are a default")
-    return tuple(notes)
-
-
-def _installed_torch() -> str:
-    try:
-        return metadata.version("torch").split("+")[0]
-    except metadata.PackageNotFoundError:
-        return ""
-
-
 def apply_profile(cluster: Cluster, profile: MeasuredProfile, *, path: Path) -> Cluster:
     """``cluster`` with the profile's numbers; `InputError` if it is of other hardware."""
     measured = accelerator_file(profile.device).name
@@ -237,7 +187,7 @@ def apply_profile(cluster: Cluster, profile: MeasuredProfile, *, path: Path) -> 
     if units is not None:
         said = Source("units", Provenance.MEASURED, describe(profile))
         accelerator = replace(accelerator, units=units, sources=(*accelerator.sources, said))
-    notes = profile_notes(profile, path.name)
+    notes = profile_notes(profile, path)
     if cluster.nodes > 1 and all(timing.level == "node" for timing in profile.collectives):
         notes += (
             f"{path.name}: its ranks were on one host, so collectives across nodes are those of "

@@ -8,9 +8,16 @@ from pathlib import Path
 
 from autoplan.errors import InputError
 from autoplan.ir.identity import plan_digest
-from autoplan.ir.plan import CalibrationRecord, Plan
+from autoplan.ir.plan import CalibrationRecord, CorrectionRecord, Plan
+from autoplan.profiles.correction import fit_correction, why_not_corrected
 from autoplan.profiles.measured import MeasuredProfile, load_profile
-from autoplan.profiles.residuals import CalibrationFile, Residual, calibration_of, plan_axes
+from autoplan.profiles.residuals import (
+    CalibrationFile,
+    Residual,
+    calibration_of,
+    plan_axes,
+    step_parts,
+)
 from autoplan.profiles.schema import read_record, write_record
 from autoplan.profiles.steplog import SteadyState, read_steady_state
 
@@ -19,12 +26,18 @@ __all__ = ["Calibrated", "add_run", "load_residual_file", "load_residuals"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibrated:
-    """What a run changed: ``before`` and ``after`` are corrections, None where there was none."""
+    """What a run changed: ``before`` and ``after`` are of this plan, None where there was none.
+
+    The corrections are those of the next search; ``uncorrected`` says why its times have none.
+    """
 
     run: SteadyState
     residual: Residual
     before: CalibrationRecord | None
     after: CalibrationRecord
+    correction_before: CorrectionRecord | None
+    correction_after: CorrectionRecord | None
+    uncorrected: str
     known: bool
     created: bool
 
@@ -69,10 +82,16 @@ def add_run(plan: Plan, log: Path, target: Path) -> Calibrated:
             "predicted_step_time": f"{prediction.step_time!r} s",
             "peak_memory": None if on_cpu else f"{run.peak_memory} B",
             "predicted_peak_memory": f"{prediction.peak_memory} B",
+            "parts": step_parts(plan).model_dump(mode="json"),
         }
     )
     others = tuple(known for known in file.residuals if known.log != residual.log)
     updated = file.model_copy(update={"residuals": (*others, residual)})
+    key = {
+        "model": plan.model.digest,
+        "hardware": plan.cluster.profile_digest,
+        "dtype": plan.workload.dtype,
+    }
     after = calibration_of(plan, updated.residuals)
     assert after is not None
     try:
@@ -84,6 +103,9 @@ def add_run(plan: Plan, log: Path, target: Path) -> Calibrated:
         residual=residual,
         before=calibration_of(plan, file.residuals),
         after=after,
+        correction_before=fit_correction(file.residuals, **key),
+        correction_after=fit_correction(updated.residuals, **key),
+        uncorrected=why_not_corrected(updated.residuals, **key),
         known=len(others) < len(file.residuals),
         created=created,
     )

@@ -194,8 +194,13 @@ def cluster_record(cluster: Cluster) -> ClusterRecord:
     """Record of a cluster for the plan: counts, memory, sources and digests.
 
     ``profile_digest`` covers the numbers of one rank and of the links; ``digest`` covers
-    the counts too.
+    the counts too. What runs corrected is in neither: a plan stays the same plan.
     """
+    usable = cluster.accelerator.usable_memory
+    if cluster.uncorrected is not None:
+        compiled = cluster.accelerator.compiled
+        cluster = cluster.uncorrected
+        cluster = replace(cluster, accelerator=replace(cluster.accelerator, compiled=compiled))
     device = asdict(cluster.accelerator)
     numbers: dict[str, object] = {
         "accelerator": device,
@@ -229,7 +234,7 @@ def cluster_record(cluster: Cluster) -> ClusterRecord:
         nodes=cluster.nodes,
         ranks_per_node=cluster.ranks_per_node,
         memory=cluster.accelerator.memory,
-        usable_memory=cluster.accelerator.usable_memory,
+        usable_memory=usable,
         digest=_digest({**numbers, **shape}),
         profile_digest=_digest(numbers),
         sources=tuple(sources),

@@ -14,20 +14,36 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from autoplan.ir.identity import plan_digest
-from autoplan.ir.plan import CalibrationRecord, Plan
-from autoplan.profiles.schema import ByteCount, Record, Seconds
+from autoplan.ir.plan import CalibrationRecord, CorrectionRecord, Plan
+from autoplan.profiles.schema import ByteCount, MaybeNoTime, Record, Seconds
 from autoplan.units import format_bytes
 
-__all__ = ["CalibrationFile", "Residual", "calibrate_plan", "calibration_of", "plan_axes"]
+__all__ = [
+    "CalibrationFile",
+    "Residual",
+    "StepParts",
+    "calibrate_plan",
+    "calibration_of",
+    "plan_axes",
+    "step_parts",
+]
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{16,64}$")]
+
+
+class StepParts(Record):
+    """Predicted seconds of a step's kernels, and of its collectives that nothing hides."""
+
+    kernels: Seconds
+    collectives: MaybeNoTime
 
 
 class Residual(Record):
     """One run of a plan: medians of its steady steps beside the cost model's prediction.
 
     ``spread`` is the interquartile range of the step time over its median. ``peak_memory`` is
-    left out where the run can't tell it (a CPU's is that of the whole process).
+    left out where the run can't tell it (a CPU's is that of the whole process). ``parts`` are of
+    the cost model alone, without what earlier runs corrected.
     """
 
     plan: Digest
@@ -42,6 +58,7 @@ class Residual(Record):
     predicted_step_time: Seconds
     peak_memory: Annotated[ByteCount, Field(gt=0)] | None = None
     predicted_peak_memory: Annotated[ByteCount, Field(gt=0)]
+    parts: StepParts | None = None
 
     @property
     def step_time_ratio(self) -> float:
@@ -76,6 +93,24 @@ def plan_axes(plan: Plan) -> tuple[Literal["pp", "dp_replicate", "dp_shard", "tp
     return tuple(axis for axis, size in sizes if size > 1)
 
 
+def step_parts(plan: Plan) -> StepParts:
+    """Parts of a plan's step as the cost model predicts them, without a correction by runs."""
+    time, correction = plan.prediction.time, plan.correction
+    kernels = time.compute + time.recompute + time.optimizer + time.bubble
+    collectives = time.exposed_tp + time.exposed_dp + time.exposed_pp
+    if correction is not None:
+        kernels, collectives = kernels / correction.kernels, collectives / correction.collectives
+    return StepParts.model_construct(kernels=kernels, collectives=collectives)
+
+
+def _ratio(run: Residual, correction: CorrectionRecord | None) -> float:
+    """Measured step time over what is predicted for the run's plan with a correction."""
+    if correction is None or run.parts is None:
+        return run.step_time_ratio
+    kernels, collectives = run.parts.kernels, run.parts.collectives
+    return run.step_time / (correction.kernels * kernels + correction.collectives * collectives)
+
+
 def calibration_of(plan: Plan, residuals: Sequence[Residual]) -> CalibrationRecord | None:
     """Correction of a plan's prediction by runs, None when no run bears on it.
 
@@ -95,7 +130,7 @@ def calibration_of(plan: Plan, residuals: Sequence[Residual]) -> CalibrationReco
         runs = [run for run in residuals if (run.model, run.hardware, run.axes, run.dtype) == key]
         if not runs:
             return None
-        ratio = statistics.median(run.step_time_ratio for run in runs)
+        ratio = statistics.median(_ratio(run, plan.correction) for run in runs)
         peaks = [run.memory_ratio for run in runs if run.memory_ratio is not None]
     memory_ratio = statistics.median(peaks) if peaks else None
     return CalibrationRecord(
@@ -112,7 +147,8 @@ def calibrate_plan(plan: Plan, residuals: Sequence[Residual]) -> Plan:
     """``plan`` with its correction, and a note that says so, or that no run bears on it.
 
     The search itself compares what the cost model predicts: a ratio known for one candidate
-    and not for the others would favour those that were never run.
+    and not for the others would favour those that were never run. What runs say of kernels and of
+    collectives holds for all candidates, and is in its numbers (`correction`).
     """
     if not residuals:
         return plan
@@ -129,6 +165,8 @@ def calibrate_plan(plan: Plan, residuals: Sequence[Residual]) -> Plan:
             f"calibrated by {calibration.runs} run(s) of other plans of this model on the same axes"
         )
     limit = plan.prediction.memory_limit
+    if plan.correction is not None:
+        limit += plan.correction.reserved  # what is calibrated includes it
     if calibration.peak_memory > limit:
         notes.append(
             f"calibrated peak memory {format_bytes(calibration.peak_memory)} is over the limit of "

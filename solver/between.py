@@ -64,17 +64,24 @@ def _sum_time(size: int, group: Group, cluster: Cluster) -> float:
 def send_times(
     graph: Graph, configuration: Configuration, point: ModelPoint, cluster: Cluster
 ) -> list[float]:
-    """Seconds to send each block's boundary to the next stage, for one microbatch."""
+    """Seconds to send each block's boundary to the next stage, for one microbatch.
+
+    Where messages are scattered, a rank of the model axis sends its part, and the parts are
+    gathered at the receiver (Narayanan et al. 2021, arXiv 2104.04473, section 4.1).
+    """
     if not configuration.pipelined:
         return []
-    whole = configuration.mesh.group(MeshAxis.PP, cluster.sizes)
-    pair = whole.pair()
-    return [
-        collective_time(
-            CollectiveKind.P2P, point.costs[receiver.block_class].boundary, pair, cluster
-        )
-        for receiver in graph.instances[1:]
-    ]
+    pair = configuration.mesh.group(MeshAxis.PP, cluster.sizes).pair()
+    peers = configuration.mesh.group(MeshAxis.TP, cluster.sizes)
+    parts = peers.ranks if point.scattered else 1
+
+    def seconds(size: int) -> float:
+        sent = collective_time(CollectiveKind.P2P, size / parts, pair, cluster)
+        if parts == 1:
+            return sent
+        return sent + collective_time(CollectiveKind.ALL_GATHER, size, peers, cluster)
+
+    return [seconds(point.costs[receiver.block_class].boundary) for receiver in graph.instances[1:]]
 
 
 def scalar_time(configuration: Configuration, cluster: Cluster) -> float:

@@ -67,6 +67,8 @@ class ModelPoint:
     costs: tuple[BlockCost, ...]
     microbatch_bound: float
     """Least seconds of a microbatch through the chain, partial gradients spread over the step."""
+    scattered: bool = False
+    """Whether ranks of the model axis share a whole message to a stage, and gather it there."""
 
 
 def boundary_placements(graph: Graph, ranks: int) -> tuple[Placement, ...]:

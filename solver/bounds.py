@@ -184,6 +184,10 @@ def memory_bound(
     kept = size.kept(configuration.recompute) // parts
     if born_late(settings):
         return sum(state) - state[1] + max(state[1], kept)
+    if settings.zero >= 2 and settings.pipelined:
+        # Gradients are born in the first backward, and level 3 has gathered all when it ends.
+        late = state[1] + (state[3] if settings.zero == 3 else 0)
+        return sum(state) - late + max(late, kept)
     return sum(state) + kept
 
 

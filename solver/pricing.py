@@ -139,7 +139,9 @@ def price(
     # Every stage is handed the whole batch of its data rank.
     resident += configuration.microbatches * sum(tensor.size for tensor in graph.inputs)
     blocks = _blocks(graph, configuration, point, cluster)
-    settings = configuration.memory_settings(dtype_size(graph.dtype), update=update)
+    settings = configuration.memory_settings(
+        dtype_size(graph.dtype), update=update, host=cluster.accelerator.synchronous
+    )
     stages = configuration.mesh.pp
     flights = [
         in_flight(configuration.schedule, stage, stages, configuration.microbatches)
@@ -263,11 +265,13 @@ def _blocks(
             BlockMemory(
                 numel=numel,
                 trainable=learnt,
+                largest=max((n for fqn, n in counts.items() if trainable[fqn]), default=0),
                 kept=held.kept,
-                working=max(held.forward, held.backward),
+                forward=held.forward,
+                working=held.backward,
+                fresh=held.fresh,
                 boundary_in=cost.boundary,
                 boundary_out=cost.boundary_out,
-                fresh=max(held.forward, held.fresh),
                 inputs=cost.held.inputs,
                 outputs=cost.held.outputs,
                 kept_inputs=held.kept_inputs,
@@ -304,7 +308,7 @@ def _cut(
             backward=time.backward + time.tp_backward + time.again,
             static=static,
             activation=memory.kept,
-            transient=memory.working + unit_bytes(memory.numel, settings),
+            transient=max(memory.forward, memory.working) + unit_bytes(memory.numel, settings),
         )
         items.append(
             ChainItem(
@@ -412,7 +416,7 @@ def _finish(
         backward = [time.backward for time in times]
         crossing = [sends[last - 1] for _, last in cut.ranges[:-1]]
         gathers = [time.gathering for time in times]
-        gathering = gathering_of(configuration) if any(gathers) else Gathering.NEVER
+        gathering = gathering_of(configuration)
         timeline = simulate_pipeline(
             configuration.schedule,
             forward,

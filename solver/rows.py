@@ -127,7 +127,9 @@ class ProgramRows:
         made = self._by_state(value.producer, value.states)
         wanting: dict[tuple[int, int], list[_Expression]] = {}
         known: dict[Use, _Marginals] = {}
-        watched = {use for position, use in enumerate(value.uses) if (index, position) in self._watched}
+        watched = {
+            use for position, use in enumerate(value.uses) if (index, position) in self._watched
+        }
         for position, use in enumerate(value.uses):
             if use not in known:
                 wanted = self._by_state(use.node, use.states)

@@ -2,8 +2,8 @@
 
 ``world = pp * dp_replicate * dp_shard * tp``. ZeRO 0 replicates over ``dp_replicate``; ZeRO 1
 shards the optimizer over ``dp_shard``; ZeRO 2 and 3 shard over ``dp_shard`` and may replicate
-over ``dp_replicate`` (hybrid sharding). ZeRO 3 inside a pipeline needs as much memory as ZeRO 2
-and gathers more, so it is left out unless asked for.
+over ``dp_replicate`` (hybrid sharding). ZeRO 3 inside a pipeline gathers ``m + 1`` times as
+often as ZeRO 2 and needs little less memory (`costs.sharded`): it is left out unless asked for.
 """
 
 from __future__ import annotations
@@ -56,8 +56,13 @@ class Configuration:
         """Whether there is more than one stage."""
         return self.mesh.pp > 1
 
-    def memory_settings(self, itemsize: int, *, update: UpdateRule) -> MemorySettings:
-        """What sets the bytes of a parameter; ``itemsize`` is that of the compute dtype."""
+    def memory_settings(
+        self, itemsize: int, *, update: UpdateRule, host: bool = False
+    ) -> MemorySettings:
+        """What sets the bytes of a parameter; ``itemsize`` is that of the compute dtype.
+
+        Without ``host`` it is that of accelerators, which need less.
+        """
         return MemorySettings(
             zero=self.zero,
             dp_shard=self.mesh.dp_shard,
@@ -66,6 +71,7 @@ class Configuration:
             pipelined=self.pipelined,
             microbatches=self.microbatches,
             replicated=self.mesh.dp > 1,
+            host=host,
         )
 
     def gradient_bytes(self, itemsize: int) -> float:

@@ -194,7 +194,7 @@ def _fused_time(
         )
     whole = fusion(block).groups[share.group]
 
-    def seconds(moved: tuple[tuple[str, int], ...], total: int, launches: int) -> float:
+    def seconds(moved: tuple[tuple[str, float], ...], total: int, launches: int) -> float:
         local = sum(sizes[name] * times for name, times in moved)
         if not local:
             return launches * latency

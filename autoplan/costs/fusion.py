@@ -9,7 +9,9 @@ A group reads each outside tensor once and writes each tensor that is used outsi
 is assumed to compute the forward again from the group's own inputs: it reads them (where a
 member saves anything), reads a gradient for each outside use of what the group made, and writes
 each distinct gradient of an input; a sum hands its gradient on unchanged. Vectors of parameters
-have their gradients summed in a second kernel, which reads the same again.
+have their gradients summed in a second kernel, which reads the same again; groups that read a
+tensor in common sum theirs in one. Of a relu the forward writes a mask of a byte an element, and
+the backward reads that.
 
 So that operators can be priced alone, each bears a `Share`: the crossing tensors that it is the
 first to read, or makes. The group's first operator bears the launches.
@@ -39,12 +41,14 @@ _REDUCTIONS = ("sum.dim_IntList", "mean.dim", "amax.default", "amin.default")
 class Share:
     """What one member bears of its group, as (tensor among its own, how often it is moved).
 
+    A mask is a part of the tensor that it is of.
+
     ``inner`` are its inputs and outputs that are also made or read by other members.
     """
 
     group: int
-    forward: tuple[tuple[str, int], ...]
-    backward: tuple[tuple[str, int], ...]
+    forward: tuple[tuple[str, float], ...]
+    backward: tuple[tuple[str, float], ...]
     forward_launches: int
     backward_launches: int
     inner: tuple[str, ...]
@@ -100,6 +104,10 @@ def _is_fusible(op: Op, block: BlockClass) -> bool:
         reduced = sorted(dim % rank for dim in dims if isinstance(dim, int))
         return reduced == list(range(rank - len(reduced), rank)) and len(reduced) < rank
     return False
+
+
+def _is_relu(op: Op) -> bool:
+    return aten_name(op.target).removesuffix("_") == "relu"
 
 
 class _Fuser:
@@ -208,16 +216,17 @@ class _Fuser:
             if op.name in self.group_of:
                 members.setdefault(self.find(self.group_of[op.name]), []).append(op)
         groups, shares = [], dict[str, Share]()
+        summed: set[str] = set()  # outside tensors that kernels of vectors' gradients read
         for index, ops in enumerate(members.values()):
-            found = list(_GroupShares(self, ops, index).shares())
+            found = list(_GroupShares(self, ops, index, summed).shares())
             shares.update(found)
             own = [share for _, share in found]
             size = self.block.tensor
             groups.append(
                 Group(
                     members=tuple(op.name for op in ops),
-                    forward=sum(size(n).size * k for s in own for n, k in s.forward),
-                    backward=sum(size(n).size * k for s in own for n, k in s.backward),
+                    forward=round(sum(size(n).size * k for s in own for n, k in s.forward)),
+                    backward=round(sum(size(n).size * k for s in own for n, k in s.backward)),
                     forward_launches=sum(s.forward_launches for s in own),
                     backward_launches=sum(s.backward_launches for s in own),
                 )
@@ -272,8 +281,8 @@ class _Fuser:
 
 
 class _GroupShares:
-    def __init__(self, fuser: _Fuser, ops: list[Op], index: int) -> None:
-        self.fuser, self.ops, self.index = fuser, ops, index
+    def __init__(self, fuser: _Fuser, ops: list[Op], index: int, summed: set[str]) -> None:
+        self.fuser, self.ops, self.index, self.summed = fuser, ops, index, summed
         self.block = fuser.block
         self.own = {op.name for op in ops}
         self.party = fuser.party(ops[0])
@@ -291,11 +300,12 @@ class _GroupShares:
 
     def shares(self) -> Iterator[tuple[str, Share]]:
         """Share of each member."""
-        forward: dict[str, list[tuple[str, int]]] = {op.name: [] for op in self.ops}
+        forward: dict[str, list[tuple[str, float]]] = {op.name: [] for op in self.ops}
         for payer, name in self.payer.values():
             forward[payer].append((name, 1))
         for op in self.ops:
             forward[op.name] += [(name, 1) for name in op.outputs if self._leaves(name)]
+            forward[op.name] += self._masks(op)
         backward, launches = self._backward()
         for op in self.ops:
             first = op is self.ops[0]
@@ -323,8 +333,15 @@ class _GroupShares:
         readers = self.fuser.users.get(root, {})
         return root in self.made and any(reader in self.own for reader in readers)
 
-    def _backward(self) -> tuple[dict[str, list[tuple[str, int]]], int]:
-        moved: dict[str, list[tuple[str, int]]] = {op.name: [] for op in self.ops}
+    def _masks(self, op: Op) -> list[tuple[str, float]]:
+        """What is kept of a relu's result: whether it is zero, a byte an element."""
+        if not _is_relu(op) or not self.fuser.learns(op):
+            return []
+        tensor = self.block.tensor(op.outputs[0])
+        return [(op.outputs[0], tensor.numel / tensor.size)]
+
+    def _backward(self) -> tuple[dict[str, list[tuple[str, float]]], int]:
+        moved: dict[str, list[tuple[str, float]]] = {op.name: [] for op in self.ops}
         written = self._written()
         vectors = self._vectors()
         if not written and not vectors:
@@ -335,20 +352,29 @@ class _GroupShares:
                 uses = len(self.fuser.parties(name, learning=True) - {self.party})
                 if uses and self.block.tensor(name).requires_grad:
                     moved[op.name].append((name, uses))
+            moved[op.name] += self._masks(op)
         for root in saved:
             payer, name = self.payer[root]
             moved[payer].append((name, 1))
-        for root in written:
-            payer, name = self.payer[root]
-            moved[payer].append((name, 1 + self._others(root)))
-        launches = 1 if written else 0
+        sums = 0
+        for roots in written:
+            payer, name = self.payer[roots[0]]
+            moved[payer].append((name, 1 if len(roots) > 1 else 1 + self._others(roots[0])))
+            for root in roots if len(roots) > 1 else ():
+                if self._others(root):
+                    # Others may need the gradient that it shares: they are added to it later.
+                    payer, name = self.payer[root]
+                    moved[payer].append((name, 2 + self._others(root)))
+                    sums += 1
+        launches = sums + (1 if written else 0)
         if vectors:
             op = next(op for op in self.ops if op.name == vectors)
             shape = self.block.tensor(op.outputs[0]).shape
-            again = sum(self.block.tensor(self.payer[root][1]).shape == shape for root in saved)
+            again = {r for r in saved if self.block.tensor(self.payer[r][1]).shape == shape}
             uses = len(self.fuser.parties(op.outputs[0], learning=True) - {self.party})
-            moved[op.name].append((op.outputs[0], max(1, uses) + again))
-            launches += 1
+            moved[op.name].append((op.outputs[0], max(1, uses) + len(again - self.summed)))
+            launches += 0 if again & self.summed else 1
+            self.summed |= again
         return moved, launches
 
     def _vectors(self) -> str:
@@ -374,22 +400,27 @@ class _GroupShares:
 
     def _saved(self) -> list[str]:
         """Outside tensors that the backward needs to compute what members save."""
-        needed = {self.fuser.root(n) for op in self.ops if self.fuser.learns(op) for n in op.saved}
+        needed = {
+            self.fuser.root(n)
+            for op in self.ops
+            if self.fuser.learns(op) and not _is_relu(op)
+            for n in op.saved
+        }
         for op in reversed(self.ops):
             if needed & set(op.outputs):
                 needed |= {self.fuser.root(name) for name in op.inputs}
         return [root for root in self.payer if root in needed]
 
-    def _written(self) -> list[str]:
-        """Outside tensors whose gradients the group writes, each distinct gradient once."""
-        written: dict[str, str] = {}
+    def _written(self) -> list[list[str]]:
+        """Outside tensors whose gradients the group writes, those with the same one together."""
+        written: dict[str, list[str]] = {}
         for root in self.payer:
             tensor = self.block.tensor(root)
             if not tensor.requires_grad or tensor.kind is TensorKind.PARAMETER:
                 continue
             gradient = self._gradient(root)
             if gradient:
-                written.setdefault(gradient, root)
+                written.setdefault(gradient, []).append(root)
         return list(written.values())
 
     def _gradient(self, root: str) -> str:
@@ -408,11 +439,11 @@ class _GroupShares:
 
     def _passes(self, op: Op, root: str) -> bool:
         """Whether the gradient of the operator's output is that of its input."""
-        same = self.block.tensor(op.outputs[0])
-        tensor = self.block.tensor(root)
+        made = self.block.tensor(op.outputs[0])
+        read = [self.block.tensor(n) for n in op.inputs if self.fuser.root(n) == root]
         return (
             aten_name(op.target) == "add"
             and not op.kwargs
-            and op.inputs.count(root) == 1
-            and (same.shape, same.dtype) == (tensor.shape, tensor.dtype)
+            and [(x.shape, x.dtype) for x in read] == [(made.shape, made.dtype)]
+            and made.numel == self.block.tensor(root).numel
         )

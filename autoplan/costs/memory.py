@@ -7,7 +7,7 @@ ZeRO   parameters  gradients                      optimizer (AdamW)
 =====  ==========  =============================  =========================
 0      c           c                              8 (+ 4 master if c < 4)
 1      c           c                              the same / d
-2, 3   4 / d       4 / d, or 4 while accumulated  8 / d
+2, 3   4 / d       4 / d (pipeline: 4)            8 / d
 =====  ==========  =============================  =========================
 
 Moments of `UpdateRule.moment_bits` take their part of the 8, with scales where they are blocks
@@ -16,9 +16,8 @@ of 8 bits; a master is left out without `UpdateRule.master`, which only ZeRO 0 a
 With DDP (0, 1) and several microbatches the gradients of all but the last are summed outside
 DDP's buckets, which exist besides. With FSDP2 (2, 3) the gathered parameters come on top: all
 of the stage's at level 2, two units (one computing, one arriving) at level 3. In a pipeline the
-gradients of all microbatches accumulate unsharded and gathered parameters stay until the step
-ends, which is what torch's pipelining does with FSDP2. The limit of a plan applies to the sum
-of all parts.
+gradients of all microbatches accumulate unsharded, and level 3 lets go of gathered parameters in
+forwards only: `costs.sharded` follows them. The limit of a plan applies to the sum of all parts.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autoplan.costs.sharded import Moment, ShardedStage, Unit
 from autoplan.ir.optimizer import UpdateRule
 
 __all__ = [
@@ -33,7 +33,6 @@ __all__ = [
     "MemorySettings",
     "StageMemory",
     "born_late",
-    "boundary_bytes",
     "stage_memory",
     "state_bytes",
     "unit_bytes",
@@ -46,21 +45,23 @@ class BlockMemory:
     """What one block instance adds to a stage: local element counts and bytes.
 
     ``numel`` excludes parameters that an earlier block of the same stage already holds.
-    ``kept`` is bytes held from forward to backward of one microbatch; ``working`` the
-    largest temporary of its forward, backward or recompute, ``fresh`` likewise with gradients
-    of parameters that did not exist before and stay. ``inputs`` is bytes of the tensors that
-    enter, ``kept_inputs`` which of them are in ``kept``, ``outputs`` bytes of those that leave;
-    an output is kept by the block, or is
-    the input that ``passed`` says (-1: none).
+    ``largest`` is the trainable parameter with most elements. ``kept`` is bytes held from forward
+    to backward of one microbatch; ``forward`` the largest temporary of its forward, ``working``
+    that of its backward and recompute, ``fresh`` likewise with gradients of parameters that did
+    not exist before and stay. ``inputs`` is bytes of the tensors that enter, ``kept_inputs`` which
+    of them are in ``kept``, ``outputs`` bytes of those that leave; an output is kept by the block,
+    or is the input that ``passed`` says (-1: none).
     """
 
     numel: int
     trainable: int
     kept: int
+    forward: int
     working: int
+    fresh: int
+    largest: int
     boundary_in: int
     boundary_out: int
-    fresh: int
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     kept_inputs: tuple[bool, ...]
@@ -70,7 +71,12 @@ class BlockMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySettings:
-    """Choices that set bytes for each parameter; ``replicated``: on several data ranks."""
+    """Choices that set bytes for each parameter.
+
+    ``replicated``: on several data ranks. ``host``: on CPUs, where gloo's all_gather and
+    reduce_scatter work on a copy of their largest tensor, and torch adds tensors of two dtypes by
+    converting one of them first. Neither exists on accelerators.
+    """
 
     zero: int
     dp_shard: int
@@ -79,6 +85,7 @@ class MemorySettings:
     pipelined: bool
     microbatches: int
     replicated: bool
+    host: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +113,12 @@ class StageMemory:
 
 
 def state_bytes(numel: int, trainable: int, settings: MemorySettings) -> tuple[int, int, int, int]:
-    """Bytes of (parameters, gradients, optimizer state, gathered copies kept all step)."""
+    """Bytes of (parameters, gradients, optimizer state, gathered copies of all parameters).
+
+    The last two of a step at their most: in a pipeline with FSDP2 gradients exist only from the
+    first backward on, and at level 3 all parameters are gathered only between a backward and a
+    forward. Without a pipeline level 3 has no copy of all.
+    """
     shard = settings.dp_shard
     owned = trainable if settings.zero == 0 else -(-trainable // shard)
     optimizer = settings.update.moment_bytes(owned)
@@ -114,22 +126,24 @@ def state_bytes(numel: int, trainable: int, settings: MemorySettings) -> tuple[i
         size = settings.itemsize
         optimizer += settings.update.master_bytes(owned, size)
         return numel * size, trainable * size, optimizer, 0
-    accumulated = settings.pipelined and settings.microbatches > 1
-    gradients = trainable * 4 if accumulated else -(-trainable * 4 // shard)
+    gradients = trainable * 4 if settings.pipelined else -(-trainable * 4 // shard)
     keeps_gathered = settings.zero == 2 or settings.pipelined
     gathered = numel * settings.itemsize if keeps_gathered else 0
     return -(-numel * 4 // shard), gradients, optimizer, gathered
 
 
 def unit_bytes(numel: int, settings: MemorySettings) -> int:
-    """Bytes that exist while one FSDP unit of ``numel`` elements computes.
+    """Bytes that exist while one FSDP unit of ``numel`` elements computes, besides `state_bytes`.
 
     Level 3 gathers the unit and prefetches the next; the unit's gradient exists once in the
-    compute dtype and once in float32 while it is reduced.
+    compute dtype and once in float32 while it is reduced. In a pipeline that is when the
+    activations are gone.
     """
     if settings.zero <= 1:
         return 0
-    copies = 2 if settings.zero == 3 and not settings.pipelined else 0
+    if settings.pipelined:
+        return numel * settings.itemsize * settings.host
+    copies = 2 if settings.zero == 3 else 0
     return numel * (copies * settings.itemsize + settings.itemsize + 4)
 
 
@@ -145,18 +159,6 @@ def update_bytes(trainable: int, settings: MemorySettings) -> int:
     return owned * laid_out + settings.update.temporary_bytes(owned)
 
 
-def boundary_bytes(
-    received: int, sent: int, in_flight: int, microbatches: int, *, kept: int
-) -> int:
-    """Bytes at the ends of a pipeline stage, whose neighbours hand on that many bytes.
-
-    torch's PipelineStage allocates what it receives (inputs, gradients of outputs) for every
-    microbatch of the step, and keeps the outputs of those in flight, of which blocks have
-    ``kept`` bytes already.
-    """
-    return microbatches * (received + sent) + in_flight * (sent - kept)
-
-
 def stage_memory(
     blocks: Sequence[BlockMemory],
     settings: MemorySettings,
@@ -168,24 +170,42 @@ def stage_memory(
 ) -> StageMemory:
     """Memory of a stage that holds ``in_flight`` microbatches at once.
 
-    ``shared`` is bytes of results of shared operators (masks, tables) of one microbatch,
-    ``resident`` bytes of the model's buffers and the batch, ``tied`` the elements of parameters
-    that several blocks of the stage use: FSDP2 keeps these gathered from the first use to the last.
+    torch's PipelineStage allocates what it receives (inputs, gradients of outputs) for every
+    microbatch of the step, and keeps the outputs of those in flight, of which blocks may have a
+    part already. ``shared`` is bytes of results of shared operators (masks, tables) of one
+    microbatch, ``resident`` bytes of the model's buffers and the batch, ``tied`` the elements of
+    parameters that several blocks of the stage use: FSDP2 keeps these gathered from the first use
+    to the last.
     """
     numel = sum(block.numel for block in blocks)
     trainable = sum(block.trainable for block in blocks)
     parameters, gradients, optimizer, gathered = state_bytes(numel, trainable, settings)
+    received = blocks[0].boundary_in if settings.pipelined and blocks else 0
+    sent = blocks[-1].boundary_out if settings.pipelined and blocks else 0
+    kept, held = _kept(blocks, received=received > 0)
+    buffers = shared * in_flight + resident + settings.microbatches * (received + sent)
+    unkept = _unkept(blocks, held, sent)
+    if settings.zero >= 2 and settings.pipelined and blocks:
+        stage = _sharded(blocks, kept, settings, in_flight=in_flight, sent=unkept)
+        moment = max(
+            stage.fullest(),
+            # The update begins when everything else is gone.
+            Moment(0, 0, -(-trainable * 4 // settings.dp_shard), update_bytes(trainable, settings)),
+            key=lambda moment: moment.total,
+        )
+        rest = tied * settings.itemsize if settings.zero == 3 else 0
+        return StageMemory(
+            parameters=parameters,
+            gradients=moment.gradients,
+            optimizer=optimizer,
+            activations=moment.activations,
+            transient=moment.transient,
+            buffers=buffers + moment.gathered + rest,
+        )
     buckets = _bucket_bytes(trainable, settings)
-    buffers = gathered + shared * in_flight + resident + buckets
+    buffers += gathered + buckets + in_flight * unkept
     if settings.zero >= 2 and not gathered:
         buffers += tied * settings.itemsize
-    received = blocks[0].boundary_in if settings.pipelined and blocks else 0
-    kept, held = _kept(blocks, received=received > 0)
-    if settings.pipelined and blocks:
-        sent = blocks[-1].boundary_out
-        both = zip(blocks[-1].outputs, held, strict=True)
-        twice = sum(size for size, is_kept in both if is_kept) if sent else 0
-        buffers += boundary_bytes(received, sent, in_flight, settings.microbatches, kept=twice)
     activations = sum(kept) * in_flight
     peak = max(
         sum(kept) * (flight - 1) + _pass_peak(blocks, kept, settings, tied, born=born)
@@ -202,6 +222,53 @@ def stage_memory(
         transient=max(0, transient),
         buffers=buffers,
     )
+
+
+def _sharded(
+    blocks: Sequence[BlockMemory],
+    kept: Sequence[int],
+    settings: MemorySettings,
+    *,
+    in_flight: int,
+    sent: int,
+) -> ShardedStage:
+    """Blocks of a pipelined stage as FSDP2's units; ``sent`` as in `ShardedStage`."""
+    shard, size = settings.dp_shard, settings.itemsize
+    narrow = size < 4
+    units = [
+        Unit(
+            whole=block.numel * size,
+            flat=-(-block.numel * size // shard) if narrow else 0,
+            gradients=block.trainable * 4,
+            born=block.trainable * size,
+            largest=block.largest * 4,
+            shard=-(-block.trainable * 4 // shard),
+            kept=own,
+            forward=block.forward,
+            working=block.working,
+            fresh=block.fresh,
+            # What the next stage sends is in the buffers.
+            arriving=0 if block is blocks[-1] and block.boundary_out else sum(block.outputs),
+        )
+        for block, own in zip(blocks, kept, strict=True)
+    ]
+    return ShardedStage(
+        units=units,
+        reshards=settings.zero == 3,
+        narrow=narrow,
+        host=settings.host,
+        in_flight=in_flight,
+        microbatches=settings.microbatches,
+        sent=sent,
+    )
+
+
+def _unkept(blocks: Sequence[BlockMemory], held: Sequence[bool], sent: int) -> int:
+    """Bytes that a stage sends of a microbatch beyond those that its blocks keep."""
+    if not sent:
+        return 0
+    both = zip(blocks[-1].outputs, held, strict=True)
+    return sent - sum(size for size, kept in both if kept)
 
 
 def _bucket_bytes(trainable: int, settings: MemorySettings) -> int:
@@ -248,8 +315,6 @@ def _backwards(settings: MemorySettings, in_flight: int) -> list[tuple[int, bool
     """
     if settings.microbatches == 1 and not born_late(settings):
         return [(in_flight, False)]
-    if settings.zero >= 2 and settings.pipelined:
-        return [(in_flight, False)]
     later = min(in_flight, settings.microbatches - 1)
     return [(in_flight, True)] + [(later, False)] * (later > 0)
 
@@ -272,16 +337,18 @@ def _pass_peak(
     numel = [0, *(block.numel for block in blocks), 0]
     for index, block in enumerate(blocks):
         held += kept[index]
+        fresh = max(block.forward, block.fresh)
         if born:
             missing += state_bytes(block.numel, block.trainable, settings)[1]
         if settings.zero <= 1:
             # What the block's own gradients take is in `fresh`.
-            peak = max(peak, held + (block.fresh - missing if born else block.working))
+            working = fresh - missing if born else max(block.forward, block.working)
+            peak = max(peak, held + working)
         else:
             units = (numel[index], numel[index + 1], numel[index + 2])
             summed = tied * settings.itemsize if index + 1 < len(blocks) else 0
             added = held + summed - missing
-            peak = max(peak, added + block.fresh + _gathered(units, settings))
+            peak = max(peak, added + fresh + _gathered(units, settings))
             peak = max(peak, added - kept[index] + _reducing(units, settings))
     return peak
 
@@ -293,14 +360,12 @@ def _gathered(units: tuple[int, int, int], settings: MemorySettings) -> int:
     handed to its reduction stays until the next one starts.
     """
     before, own, after = units
-    copies = own + before if settings.zero == 3 and not settings.pipelined else 0
-    return copies * settings.itemsize + (0 if settings.pipelined else 4 * after)
+    copies = own + before if settings.zero == 3 else 0
+    return copies * settings.itemsize + 4 * after
 
 
 def _reducing(units: tuple[int, int, int], settings: MemorySettings) -> int:
     """Bytes of FSDP2 while a unit's gradients are copied together, reduced and scattered."""
     before, own, _ = units
-    arriving = before * settings.itemsize if settings.zero == 3 and not settings.pipelined else 0
-    if settings.pipelined:
-        return 4 * own
+    arriving = before * settings.itemsize if settings.zero == 3 else 0
     return arriving + own * (settings.itemsize + 4) + -(-own * 4 // settings.dp_shard)

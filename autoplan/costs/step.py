@@ -18,7 +18,7 @@ from autoplan.costs.data_parallel import DataParallelTimes
 from autoplan.ir.buckets import BucketedBlock, exposed_reduction
 from autoplan.ir.hardware import Accelerator
 from autoplan.ir.optimizer import UpdateRule
-from autoplan.ir.overlap import NO_SLOW_DOWN, SlowDown
+from autoplan.ir.overlap import NO_SLOW_DOWN, NO_WAITS, GatherWaits, SlowDown
 
 __all__ = [
     "BlockTime",
@@ -50,15 +50,15 @@ class BlockTime:
 class StageTime:
     """Seconds of one stage: by microbatch, and once a step after (and before) all of them.
 
-    ``forward`` and ``backward`` include everything that delays the pipeline;
-    ``gathering`` is what a pass of a pipeline takes longer that gathers parameters first;
-    ``exposed_dp`` is the part of them, for all microbatches, that is data parallelism.
+    ``forward`` and ``backward`` include everything that delays the pipeline, but ``gathering``,
+    which only passes that gather parameters wait for. ``exposed_dp`` is the part of the two, for
+    all microbatches, that is data parallelism.
     ``tail_dp`` and ``tail_tp`` run after the last backward.
     """
 
     forward: float
     backward: float
-    gathering: float
+    gathering: GatherWaits
     compute: float
     recompute: float
     exposed_tp: float
@@ -141,8 +141,8 @@ def stage_time(
     alone_forward = shared + sum(u.forward + u.tp_forward for u in units)
     alone_backward = sum(u.backward + u.tp_backward for u in units)
     forward, backward = alone_forward, alone_backward
-    gathering = tail = 0.0
-    if zero >= 2 and blocks:
+    gathering, tail = NO_WAITS, 0.0
+    if zero >= 2 and blocks and not pipelined:
         if synchronous:
             forward, both = _synchronous(units, shared)
         else:
@@ -161,8 +161,7 @@ def stage_time(
     elif pipelined:
         tail = sum(b.data_parallel.reduce + b.data_parallel.pack for b in blocks)
         tail += sum(b.data_parallel.unpack for b in blocks)
-        gathering = forward - alone_forward
-        forward = alone_forward
+        gathering = _waits(units, shared, slow_down, synchronous=synchronous)
     exposed = forward - alone_forward + backward - alone_backward
     return StageTime(
         forward=forward,
@@ -191,25 +190,67 @@ def _beside(units: Sequence[UnitTime], shared: float, slow_down: SlowDown) -> tu
     the forward; reductions run after kernels. Collectives run in the order of their issue, and
     the last is waited for.
     """
-    streams = _Streams(slow_down)
     gathers = [unit.gather_forward for unit in units]
     gathers += [unit.gather_backward for unit in reversed(units)]
+    forward, backward = _forwards(units, shared), _backwards(units)
+    both = _run([*forward, *backward], gathers, slow_down)
+    both.wait(both.issued)
+    return _run(forward, gathers, slow_down).now, both.now
+
+
+def _waits(
+    units: Sequence[UnitTime], shared: float, slow_down: SlowDown, *, synchronous: bool
+) -> GatherWaits:
+    """What gathers add to the passes of a pipelined stage, which does not reduce within them.
+
+    A backward gathers as a forward does, but for its first unit: the order of the schedule decides
+    how much of that gather is left.
+    """
+    gathers = [unit.gather_forward for unit in units]
+    if synchronous or not units:
+        return GatherWaits(forward=sum(gathers), backward=sum(gathers))
+    forward, backward = _forwards(units, shared), _backwards(units)
+    alone = _run(forward, gathers, slow_down).now
+    beside = _run(forward, [*gathers, gathers[-1]], slow_down)
+    later = _run(backward, [0.0, *reversed(gathers[:-1])], slow_down).now
+    return GatherWaits(
+        forward=alone - sum(work.kernels + work.idle for work in forward),
+        backward=later - sum(work.kernels + work.idle for work in backward),
+        beside=beside.now - alone,
+        left=beside.left,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Seconds of a unit's kernels, of collectives that they wait for, of its reduction after."""
+
+    kernels: float
+    idle: float
+    reduce: float = 0.0
+
+
+def _forwards(units: Sequence[UnitTime], shared: float) -> list[_Work]:
+    works = [_Work(unit.forward, unit.tp_forward) for unit in units]
+    return [_Work(works[0].kernels + shared, works[0].idle), *works[1:]]
+
+
+def _backwards(units: Sequence[UnitTime]) -> list[_Work]:
+    return [_Work(unit.backward, unit.tp_backward, unit.reduce) for unit in reversed(units)]
+
+
+def _run(works: Sequence[_Work], gathers: Sequence[float], slow_down: SlowDown) -> _Streams:
+    """Streams when the last of the kernels end; each waits for its gather, the next is issued."""
+    streams = _Streams(slow_down)
     coming = streams.issue(gathers[0])
-    forward = 0.0
-    for index, unit in enumerate((*units, *reversed(units))):
+    for index, work in enumerate(works):
         streams.wait(coming)
         if index + 1 < len(gathers):
             coming = streams.issue(gathers[index + 1])
-        if index < len(units):
-            streams.compute(unit.forward + (0.0 if index else shared))
-            streams.idle(unit.tp_forward)
-            forward = streams.now
-        else:
-            streams.compute(unit.backward)
-            streams.idle(unit.tp_backward)
-            streams.issue(unit.reduce)
-    streams.wait(streams.issued)
-    return forward, streams.now
+        streams.compute(work.kernels)
+        streams.idle(work.idle)
+        streams.issue(work.reduce)
+    return streams
 
 
 class _Streams:
@@ -220,6 +261,11 @@ class _Streams:
         self.issued = 0
         self._slow_down = slow_down
         self._left: deque[float] = deque()
+
+    @property
+    def left(self) -> float:
+        """Seconds of collectives that have not ended."""
+        return sum(self._left)
 
     def issue(self, seconds: float) -> int:
         """Number to wait for; nothing is issued that takes no time."""

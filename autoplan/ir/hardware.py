@@ -90,6 +90,12 @@ class MeasuredOperators:
         """Seconds of an operator, or None where it was not measured."""
         return self._seconds.get(signature)
 
+    def scaled(self, factor: float) -> MeasuredOperators:
+        """Operators that take ``factor`` times as long."""
+        return MeasuredOperators(
+            {s: (f * factor, b * factor) for s, (f, b) in self._seconds.items()}
+        )
+
     def __len__(self) -> int:
         return len(self._seconds)
 
@@ -254,7 +260,8 @@ class Cluster:
     ``intra`` joins the ranks of a node, or of a ``domain`` larger than one; ``inter`` joins
     the rest, unless ``outer`` lists the levels beyond, from inside out, the last of which holds
     all ranks. ``levels`` is what follows from these. ``notes`` are doubts about its numbers that
-    whoever reads a plan should know.
+    whoever reads a plan should know. ``uncorrected`` is the cluster before runs of a model
+    corrected its numbers.
     """
 
     spec: str
@@ -266,6 +273,7 @@ class Cluster:
     domain: int = 0
     outer: tuple[Level, ...] = ()
     notes: tuple[str, ...] = ()
+    uncorrected: Cluster | None = None
     levels: tuple[NetworkLevel, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["NO_SLOW_DOWN", "SlowDown", "overlapped_time"]
+__all__ = ["NO_SLOW_DOWN", "NO_WAITS", "GatherWaits", "SlowDown", "overlapped_time"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,24 @@ class SlowDown:
 
 
 NO_SLOW_DOWN = SlowDown()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatherWaits:
+    """Seconds that a pipelined stage's passes take longer for gathers of its parameters.
+
+    ``forward``: one that gathers all units. ``backward``: likewise, from when the first of its
+    units is there. That one's gather runs beside the last unit of the forward before, makes that
+    ``beside`` longer, and has ``left`` to go when it ends.
+    """
+
+    forward: float = 0.0
+    backward: float = 0.0
+    beside: float = 0.0
+    left: float = 0.0
+
+
+NO_WAITS = GatherWaits()
 
 
 def overlapped_time(

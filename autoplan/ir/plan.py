@@ -251,6 +251,19 @@ class CalibrationRecord(PlanRecord):
     peak_memory: int = Field(ge=0)
 
 
+class CorrectionRecord(PlanRecord):
+    """What runs of the model changed of the numbers that its plans were priced with.
+
+    Seconds of kernels and of collectives were multiplied, ``reserved`` bytes taken off the
+    memory that plans may use. Without a correction the factors are 1.
+    """
+
+    runs: int = Field(ge=1)
+    kernels: float = Field(gt=0)
+    collectives: float = Field(gt=0)
+    reserved: int = Field(ge=0)
+
+
 class InputRecord(PlanRecord):
     """What a node's loaders give, in samples/s, and the seconds a step's input then takes."""
 
@@ -284,6 +297,7 @@ class Plan(PlanRecord):
     notes: tuple[Text, ...] = ()
     profile: Text = ""
     calibration: CalibrationRecord | None = None
+    correction: CorrectionRecord | None = None
     input: InputRecord | None = None
 
     @model_validator(mode="after")

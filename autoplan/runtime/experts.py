@@ -6,6 +6,8 @@ of them selects its rows, so its work and memory follow the load of its own expe
 Each token has as many rows as experts, so rows are what fills the memory. Of those as wide as
 a token none is kept for backward: those before the experts are gathered again, and those
 behind them are not needed, since ``<g, y W> = <g W^T, y>`` gives the routing weights' gradient.
+
+torch.compile is kept out: it would fail within and then run the whole block uncompiled.
 """
 
 from __future__ import annotations
@@ -35,16 +37,19 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def experts(*args: Any, axis: Axis, **kwargs: Any) -> Tensor:
     """Sum over each token's experts, all of them held by this rank."""
     return _experts(*args, **kwargs, part=None, share=1)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def sharded_experts(*args: Any, axis: Axis, **kwargs: Any) -> Tensor:
     """Addend of the sum: what this rank's experts, one run of all, give to all tokens."""
     return _experts(*args, **kwargs, part=axis.rank, share=1)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def row_parallel_experts(*args: Any, axis: Axis, **kwargs: Any) -> Tensor:
     """Addend of the sum: this rank's part of the features inside every expert.
 

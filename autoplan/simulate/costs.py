@@ -165,9 +165,8 @@ def stage_of_times(
     backward_input: float | None = None,
     send_output: float = 0.0,
     send_gradient: float = 0.0,
-    gather: float = 0.0,
 ) -> StageCost:
-    """Stage of one unit: seconds of a forward, of a full backward, and to gather parameters.
+    """Stage of one unit: seconds of a forward and of a full backward.
 
     ``backward_input`` is the part of the backward that gives the input's gradient; half if not
     given, which holds for matrix products.
@@ -180,7 +179,7 @@ def stage_of_times(
         ActionKind.BACKWARD_WEIGHT: Work(backward - first),
     }
     return StageCost(
-        units=(UnitCost(work=work, gather=gather),),
+        units=(UnitCost(work=work),),
         send_output=send_output,
         send_gradient=send_gradient,
     )

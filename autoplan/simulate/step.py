@@ -8,11 +8,11 @@ from autoplan.errors import UsageError
 from autoplan.schedules import order, stages_of
 from autoplan.simulate.costs import DataParallel, Messages, StageCost, Tail
 from autoplan.simulate.engine import Mail, RankRun, beside, run_ranks
-from autoplan.simulate.program import jobs_of_rank
+from autoplan.simulate.program import Job, jobs_of_rank
 from autoplan.simulate.rendezvous import Transfers, in_batches, in_order
 from autoplan.simulate.timeline import COMPUTE, DATA, MODEL, Record, Timeline
 
-__all__ = ["simulate_step"]
+__all__ = ["jobs_of_step", "run_jobs", "simulate_step"]
 
 
 def simulate_step(
@@ -31,26 +31,49 @@ def simulate_step(
     is what follows, by rank. ``messages`` tells whether ranks wait while results travel.
     """
     assert len(stages) % ranks == 0 and len(tails) in (0, ranks)
-    per_rank = len(stages) // ranks
     data = data or DataParallel()
+    jobs, rank_of = jobs_of_step(schedule, stages, ranks, microbatches, data)
+    return run_jobs(jobs, rank_of, schedule, data=data, tails=tails, messages=messages)
+
+
+def jobs_of_step(
+    schedule: str,
+    stages: Sequence[StageCost],
+    ranks: int,
+    microbatches: int,
+    data: DataParallel,
+) -> tuple[list[list[Job]], list[int]]:
+    """Jobs of each rank in the order it runs them, and the rank of each stage."""
+    per_rank = len(stages) // ranks
     rank_of = [0] * len(stages)
     for rank in range(ranks):
         for stage in stages_of(schedule, rank, ranks, per_rank):
             rank_of[stage] = rank
+    orders = (order(schedule, rank, ranks, microbatches, per_rank) for rank in range(ranks))
+    return [list(jobs_of_rank(o, stages, rank_of, microbatches, data)) for o in orders], rank_of
+
+
+def run_jobs(
+    jobs: Sequence[Sequence[Job]],
+    rank_of: Sequence[int],
+    schedule: str,
+    *,
+    data: DataParallel,
+    tails: Sequence[Tail] = (),
+    messages: Messages = Messages.BESIDE,
+) -> Timeline:
+    """Timeline of the jobs of all ranks of a schedule."""
     records: list[Record] = []
-    runs = []
-    for rank in range(ranks):
-        steps = order(schedule, rank, ranks, microbatches, per_rank)
-        jobs = list(jobs_of_rank(steps, stages, rank_of, microbatches, data))
-        runs.append(RankRun(rank, jobs, data, records))
-    mail = Mail.empty(2 * len(stages) * microbatches)
+    runs = [RankRun(rank, own, data, records) for rank, own in enumerate(jobs)]
+    numbers = [n for own in jobs for job in own for n in job.awaits]
+    mail = Mail.empty(max(numbers, default=-1) + 1)
     if messages is Messages.BESIDE:
         run_ranks([beside(run, mail) for run in runs], mail)
     else:
         protocol = _protocol(schedule)
         transfers = Transfers(mail)
         run_ranks([protocol(run, transfers) for run in runs], mail)
-    makespan = _finish(runs, tails or [Tail()] * ranks, records)
+    makespan = _finish(runs, tails or [Tail()] * len(runs), records)
     return Timeline(
         records=tuple(records),
         busy=tuple(run.busy for run in runs),

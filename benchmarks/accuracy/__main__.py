@@ -4,7 +4,7 @@
 each pinned to what was run, and prints errors by file and accelerator.
 
 ``python -m benchmarks.accuracy local`` runs a grid of plans on two CPU ranks and compares step time
-and the bytes of tensors.
+and the bytes of tensors; of pipelines with sharded parameters, on four ranks, bytes only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
         return error.exit_code
     if args.json is not None:
         args.json.write_text(json.dumps(as_json(results), indent=1) + "\n")
-    sys.stdout.write(as_text(results))
+    sys.stdout.write(as_text(results, pairs=args.pairs))
     return 0
 
 
@@ -42,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     published = commands.add_parser("published", help="price published runs as they were run")
     published.add_argument("folder", type=Path, metavar="DIR", help="folder of CSV files")
     published.add_argument("--only", nargs="+", default=[], metavar="FILE", help="these, by stem")
+    published.add_argument("--pairs", action="store_true", help="list pairs in the wrong order")
     published.add_argument("--json", type=Path, metavar="FILE", help="every row, written here")
     local = commands.add_parser("local", help="run plans on two CPU ranks")
     local.add_argument("--only", nargs="+", default=[], metavar="NAME", help="part of rows' names")

@@ -8,7 +8,8 @@ Megatron's fused softmax needs a number of matrices that 4 divides; where it doe
 are cast to float32, scaled, masked and cast back one after another. Its loss over split
 vocabularies takes maximum, difference, exponential, sum and quotient in kernels of their own,
 which move as many bytes as a log-softmax and one product more. Query, key and value lie together
-by head in one projection, as in Megatron-LM.
+by head in one projection, as in Megatron-LM. Of routed experts a rank has its own, and as many rows
+as it would send away; the router, whose product is thousands of times smaller, is left out.
 """
 
 from __future__ import annotations
@@ -84,13 +85,39 @@ class Mlp(nn.Module):
         return out
 
 
+class Experts(nn.Module):
+    """The experts of one rank, as one batched product each way; its rows spread evenly."""
+
+    def __init__(self, *, hidden: int, ffn: int, gated: bool, experts: int, top_k: int) -> None:
+        super().__init__()
+        self.ffn, self.gated, self.experts, self.top_k = ffn, gated, experts, top_k
+        self.up = nn.Parameter(torch.empty(experts, hidden, ffn * (2 if gated else 1)))
+        self.down = nn.Parameter(torch.empty(experts, ffn, hidden))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Sum over the ``top_k`` experts of each token of ``x`` (batch, sequence, channels)."""
+        rows = torch.cat([x] * self.top_k, dim=0)
+        wide = torch.bmm(rows.view(self.experts, -1, x.shape[-1]), self.up)
+        if self.gated:
+            gate, value = wide.view(*wide.shape[:-1], self.ffn, 2).unbind(-1)
+            act = F.silu(gate) * value
+        else:
+            act = F.gelu(wide, approximate="tanh")
+        summed = torch.bmm(act, self.down).view(rows.shape)
+        parts = torch.split(summed, x.shape[0], dim=0)
+        out = parts[0]
+        for part in parts[1:]:
+            out = out + part
+        return out
+
+
 class Layer(nn.Module):
     """Pre-norm transformer layer."""
 
     def __init__(
         self, *, hidden: int, heads: int, kv_heads: int, head: int, ffn: int, bias: bool,
         flash: bool, rotary: bool, gated: bool, squared: bool, rms: bool, dropout: float,
-        fused_softmax: bool, unpads: bool,
+        fused_softmax: bool, unpads: bool, experts: int, top_k: int,
     ) -> None:  # fmt: skip
         super().__init__()
         self.first = _norm(hidden, rms=rms, bias=bias)
@@ -99,7 +126,11 @@ class Layer(nn.Module):
             rotary=rotary, dropout=dropout, fused_softmax=fused_softmax, unpads=unpads,
         )  # fmt: skip
         self.second = _norm(hidden, rms=rms, bias=bias)
-        self.mlp = Mlp(hidden=hidden, ffn=ffn, bias=bias, gated=gated, squared=squared)
+        self.mlp: nn.Module
+        if experts:
+            self.mlp = Experts(hidden=hidden, ffn=ffn, gated=gated, experts=experts, top_k=top_k)
+        else:
+            self.mlp = Mlp(hidden=hidden, ffn=ffn, bias=bias, gated=gated, squared=squared)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -116,7 +147,7 @@ class Decoder(nn.Module):
         self, *, vocab: int, hidden: int, layers: int, heads: int, kv_heads: int, head: int,
         ffn: int, positions: int, tied: bool, bias: bool, flash: bool, rotary: bool, gated: bool,
         squared: bool, rms: bool, dropout: float, embedding_norm: bool,
-        fused_softmax: bool, eager_loss: bool, unpads: bool,
+        fused_softmax: bool, eager_loss: bool, unpads: bool, experts: int, top_k: int,
     ) -> None:  # fmt: skip
         super().__init__()
         self.eager_loss = eager_loss
@@ -128,7 +159,8 @@ class Decoder(nn.Module):
             Layer(
                 hidden=hidden, heads=heads, kv_heads=kv_heads, head=head, ffn=ffn, bias=bias,
                 flash=flash, rotary=rotary, gated=gated, squared=squared, rms=rms,
-                dropout=dropout, fused_softmax=fused_softmax, unpads=unpads,
+                dropout=dropout, fused_softmax=fused_softmax, unpads=unpads, experts=experts,
+                top_k=top_k,
             )
             for _ in range(layers)
         )  # fmt: skip
@@ -162,7 +194,7 @@ def decoder(
     head: int = 0, positions: int = 0, tied: bool = True, bias: bool = True, flash: bool = False,
     rotary: bool = False, gated: bool = False, squared: bool = False, rms: bool = False,
     dropout: float = 0.1, embedding_norm: bool = False, fused_softmax: bool = True,
-    eager_loss: bool = False, unpads: bool = False,
+    eager_loss: bool = False, unpads: bool = False, experts: int = 0, top_k: int = 1,
 ) -> Decoder:  # fmt: skip
     """Decoder of those sizes; the other arguments say which kernels it runs."""
     return Decoder(
@@ -170,7 +202,7 @@ def decoder(
         head=head or hidden // heads, ffn=ffn, positions=positions, tied=tied, bias=bias,
         flash=flash, rotary=rotary, gated=gated, squared=squared, rms=rms, dropout=dropout,
         embedding_norm=embedding_norm, fused_softmax=fused_softmax, eager_loss=eager_loss,
-        unpads=unpads,
+        unpads=unpads, experts=experts, top_k=top_k,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Plans of the local suite: models of different kind, each in several layouts on two ranks."""
+"""Plans of the local suite: models of different kind, each in several layouts on a few ranks."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 
 from autoplan.ir.fields import Json
 
-__all__ = ["LAYOUTS", "MODELS", "Layout", "Model", "Row", "grid"]
+__all__ = ["LAYOUTS", "MODELS", "RANKS", "Layout", "Model", "Row", "grid"]
 
+RANKS = 2
 _EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "models"
 
 
@@ -26,11 +27,15 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Name and pins of a plan; ``samples`` of a microbatch is a part of the global batch."""
+    """Name and pins of a plan on ``ranks``; a microbatch has a ``part``-th of the global batch.
+
+    Only layouts on `RANKS` ranks are timed: more of them would share cores.
+    """
 
     name: str
     pins: Mapping[str, str]
     part: int = field(kw_only=True)
+    ranks: int = field(default=RANKS, kw_only=True)
 
     def pinned(self, model: Model) -> dict[str, str]:
         """Pins for a model."""
@@ -104,7 +109,23 @@ _SELECTIVE = {"recompute": "selective"}
 _TP = {"tp": "2", "recompute": "none"}
 _PP = {"pp": "2", "recompute": "none"}
 
-# Of 2 ranks, each of ``part / 2`` microbatches on the data axis, of ``part`` otherwise.
+
+def _sharded_pipelines() -> tuple[Layout, ...]:
+    """FSDP2 in pipelines of two stages, each on two data ranks, with 2 and 4 microbatches."""
+    return tuple(
+        Layout(
+            f"pp-{schedule}-zero{zero}-m{microbatches}",
+            {**_PP, "dp_shard": "2", "zero": str(zero), "schedule": schedule},
+            part=2 * microbatches,
+            ranks=4,
+        )
+        for zero in (2, 3)
+        for schedule in ("1f1b", "gpipe")
+        for microbatches in (2, 4)
+    )
+
+
+# Each has ``part / 2`` microbatches with a data axis, ``part`` without.
 LAYOUTS = (
     Layout("zero0", _data(0), part=4),
     Layout("zero0-whole", _data(0), part=2),
@@ -123,6 +144,7 @@ LAYOUTS = (
     Layout("zero0-selective", {**_data(0), **_SELECTIVE}, part=4),
     Layout("tp-selective", {**_TP, **_SELECTIVE}, part=2),
     Layout("pp-1f1b-selective", {**_PP, "schedule": "1f1b", **_SELECTIVE}, part=4),
+    *_sharded_pipelines(),
 )
 
 

@@ -25,7 +25,8 @@ from benchmarks.accuracy.nemo import NO_EXTRAS, Extras, fp8_accelerator, with_ex
 
 __all__ = ["megatron_point", "megatron_strategies", "tp_group"]
 
-_PROJECTIONS = ("aten.linear.", "aten.addmm.")
+_PROJECTIONS = ("aten.linear.", "aten.addmm.", "aten.bmm.")
+_VIEWS = ("aten.view.", "aten.reshape.", "aten._unsafe_view.")
 _SEQUENCE = 1
 
 
@@ -42,6 +43,7 @@ def megatron_point(
     sequence: bool,
     recompute: Recompute = Recompute.NONE,
     calls: HostCalls = NO_CALLS,
+    scattered: bool = False,
     extras: Extras = NO_EXTRAS,
 ) -> ModelPoint:
     """Megatron's strategies of every class of blocks, and what they cost."""
@@ -67,6 +69,7 @@ def megatron_point(
         solutions=(),
         costs=tuple(costs),
         microbatch_bound=0.0,
+        scattered=scattered,
     )
 
 
@@ -106,7 +109,10 @@ def _is_megatron(
         return isinstance(strategy.inputs[0], Shard) and strategy.inputs[0].dim == 0
     if not op.target.startswith(_PROJECTIONS):
         return True
-    (name,) = (n for n in op.inputs if block.tensor(n).kind is not TensorKind.PARAMETER)
+    moving = [n for n in op.inputs if block.tensor(n).kind is not TensorKind.PARAMETER]
+    if len(moving) > 1:
+        return True  # scores and what they weigh
+    (name,) = moving
     last = len(block.tensor(name).shape) - 1
     placement = produced[name]
     split = isinstance(placement, Shard) and placement.dim == last
@@ -132,7 +138,8 @@ def _seconds(
         if tensor.kind is TensorKind.PARAMETER:
             continue
         source = produced[name]
-        if isinstance(source, Partial) and state != boundary:
+        passed = state == source and op.target.startswith(_VIEWS)
+        if isinstance(source, Partial) and state != boundary and not passed:
             return float("inf")
         resharding = conversion_time(tensor, source, state, group, cluster)
         if resharding is None:

@@ -1,4 +1,4 @@
-"""Runs a grid of generated programs on two CPU ranks, beside what their plans predict."""
+"""Runs a grid of generated programs on a few CPU ranks, beside what their plans predict."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from autoplan.ir.hardware import Cluster
 from autoplan.ir.plan import Plan, WorkloadRecord
 from autoplan.profiles import load_cluster
 from autoplan.solver.search import solve
-from benchmarks.accuracy.grid import MODELS, Model, Row, grid
+from benchmarks.accuracy.grid import MODELS, RANKS, Model, Row, grid
 from benchmarks.accuracy.meter import build
 
 __all__ = ["Measured", "chosen_rows", "measure", "run_local"]
 
-RANKS = 2
 DTYPE = "float32"
 SOLVE_LIMIT = 30.0
 RUN_LIMIT = 200.0
@@ -36,12 +35,17 @@ Measured = dict[str, Any]
 class _Models:
     """Captures each model once."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, profile: Path | None) -> None:
+        self._profile = profile
+        self._clusters: dict[int, Cluster] = {}
         self._captured: dict[str, Captured] = {}
 
-    def plan(self, model: Model, pins: dict[str, str]) -> Plan:
-        """Plan of a model with those decisions fixed."""
+    def plan(self, model: Model, pins: dict[str, str], *, ranks: int = RANKS) -> Plan:
+        """Plan of a model on so many ranks, with those decisions fixed."""
+        if ranks not in self._clusters:
+            # A profile is of the timed ranks.
+            profile = self._profile if ranks == RANKS else None
+            self._clusters[ranks] = load_cluster(f"cpu:{ranks}", profile=profile)
         if model.name not in self._captured:
             source = load_model(model.spec, overrides=model.overrides)
             self._captured[model.name] = capture(source, seq_len=model.seq_len, dtype=DTYPE)
@@ -53,7 +57,7 @@ class _Models:
             dtype=DTYPE,
             optimizer="adamw",
         )
-        return solve(captured, workload, self._cluster, pins=pins, time_limit=SOLVE_LIMIT)
+        return solve(captured, workload, self._clusters[ranks], pins=pins, time_limit=SOLVE_LIMIT)
 
 
 def chosen_rows(only: Sequence[str]) -> tuple[Row, ...]:
@@ -83,17 +87,18 @@ def run_local(
     Each round runs every row once, so that what slows the machine for a while meets all of
     them. A row that fails says so and the others go on.
     """
-    models = _Models(load_cluster(f"cpu:{RANKS}", profile=profile))
+    models = _Models(profile)
     found: dict[str, Measured] = {}
     document = {"schema_version": 1, "steps": steps, "rounds": rounds, "rows": found}
     with tempfile.TemporaryDirectory() as work:
         plans: dict[str, Path] = {}
         for row in rows:
             try:
-                plan = models.plan(row.model, row.layout.pinned(row.model))
+                pins = row.layout.pinned(row.model)
+                plan = models.plan(row.model, pins, ranks=row.layout.ranks)
                 plans[row.name] = Path(work) / row.name
                 emit_program(plan, plans[row.name])
-                found[row.name] = _predicted(row.model.name, row.layout.name, plan)
+                found[row.name] = _predicted(row.model, row.layout.name, plan, row.layout.ranks)
             except AutoplanError as error:
                 found[row.name] = {"model": row.model.name, "error": str(error).splitlines()[0]}
                 progress(f"{row.name}: {found[row.name]['error']}")
@@ -106,10 +111,11 @@ def run_local(
         turns += [("time", steps)] * rounds if "time" in what else []
         for index, (kind, count) in enumerate(turns):
             for name, folder in plans.items():
-                if "error" in found[name]:
+                ranks = len(found[name].get("predicted_memory", ()))
+                if "error" in found[name] or (kind == "time" and ranks != RANKS):
                     continue
                 progress(f"{kind}, turn {index + 1} of {len(turns)}: {name}")
-                _add(found[name], measure(folder, kind, steps=count, meter=library))
+                _add(found[name], measure(folder, kind, steps=count, ranks=ranks, meter=library))
                 _save(document, output)
     return document
 
@@ -121,7 +127,9 @@ def _meter(folder: Path) -> Path:
         raise UsageError(str(error), hint="or measure step times only: --what time") from error
 
 
-def measure(folder: Path, what: str, *, steps: int, meter: Path | None = None) -> list[Measured]:
+def measure(
+    folder: Path, what: str, *, steps: int, ranks: int = RANKS, meter: Path | None = None
+) -> list[Measured]:
     """What each rank of the program in ``folder`` found, or its error.
 
     ``meter`` is the library of the allocator that counts, which ``memory`` needs.
@@ -134,12 +142,12 @@ def measure(folder: Path, what: str, *, steps: int, meter: Path | None = None) -
             "GLOO_SOCKET_IFNAME": "lo",
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(_free_port()),
-            "WORLD_SIZE": str(RANKS),
+            "WORLD_SIZE": str(ranks),
             **({} if meter is None else {"AUTOPLAN_METER": str(meter)}),
         }
-        paths = [Path(output) / f"{rank}.json" for rank in range(RANKS)]
+        paths = [Path(output) / f"{rank}.json" for rank in range(ranks)]
         command = [sys.executable, str(_WORKER), str(folder)]
-        ranks = [
+        running = [
             subprocess.Popen(
                 [*command, str(path), what, str(steps)],
                 env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
@@ -148,7 +156,7 @@ def measure(folder: Path, what: str, *, steps: int, meter: Path | None = None) -
             )
             for rank, path in enumerate(paths)
         ]
-        _await(ranks)
+        _await(running)
         return [_read(path) for path in paths]
 
 
@@ -186,15 +194,15 @@ def _free_port() -> int:
         return port
 
 
-def _predicted(model: str, layout: str, plan: Plan) -> Measured:
+def _predicted(model: Model, layout: str, plan: Plan, ranks: int) -> Measured:
     stages = plan.prediction.stages
     return {
-        "model": model,
+        "model": model.name,
         "layout": layout,
         "plan": str(plan),
         "predicted_step_time": plan.prediction.step_time,
         "predicted_memory": [
-            stages[rank * plan.mesh.pp // RANKS].model_dump() for rank in range(RANKS)
+            stages[rank * plan.mesh.pp // ranks].model_dump() for rank in range(ranks)
         ],
     }
 
@@ -212,7 +220,7 @@ def _choose(
         return
     plans[chosen] = work / chosen
     emit_program(plan, plans[chosen])
-    found[chosen] = _predicted(name, "chosen", plan)
+    found[chosen] = _predicted(model, "chosen", plan, RANKS)
 
 
 def _add(row: Measured, ranks: list[Measured]) -> None:

@@ -54,7 +54,9 @@ class _Run:
             self.plan, environment.device
         )
         trainer = importlib.import_module("runtime.step").Trainer
-        self._trainer: Any = trainer(module, self.plan, self._axes, environment.device)
+        self._trainer: Any = trainer(
+            module, self.plan, self._axes, environment.device, compiled=self.plan.compile
+        )
         self._inputs = self._data.batch_inputs(self.plan)
         self._done = 0
         self._batch: Any = None

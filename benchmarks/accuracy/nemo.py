@@ -11,16 +11,22 @@
 - Products of layers in fp8 with delayed scaling: TransformerEngine writes each input and each
   gradient of an output once more, plain and transposed, a byte each; what a norm makes is
   written so at once. Embedding, head and attention stay in bfloat16.
+- Experts on an axis of their own (ep), which runs over data-parallel ranks: rows go to the ranks of
+  their experts and back, two all_to_alls in each pass; tp ranks of an expert gather the rows and
+  scatter the sums (Megatron-Core, transformer/moe/token_dispatcher.py), which user buffers do not
+  hide. Gradients of experts are summed with those of the rest, over all data-parallel ranks.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autoplan.costs.block import BlockCost
 from autoplan.costs.collectives import collective_time
 from autoplan.costs.compute import memory_time
+from autoplan.costs.step import unit_time
 from autoplan.costs.terms import op_term
 from autoplan.ir.graph import BlockClass, Graph, Op, TensorKind
 from autoplan.ir.hardware import Accelerator, Cluster
@@ -39,6 +45,7 @@ _ATTENTION = "scaled_dot_product"
 _FP8 = "float8_e4m3fn"
 _ENDS = ("aten.embedding.", "aten.cross_entropy_loss.")
 _NORMS = ("aten.layer_norm.", "aten.rms_norm.")
+_EXPERT_PRODUCT = "aten.bmm."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +55,9 @@ class Extras:
     ``attention_again``: the backward runs attention's forward again (selective recompute of
     Megatron-Core, which keeps all else). ``layers_again``: full recompute runs the layers again,
     not embedding and head. ``stops_early``: it ends with the last tensor that a layer saved.
+    ``part_again``: part of the layers that full recompute is set for. ``products_again``: parts of
+    a layer's products, in their order, that selective recompute runs again; a plan's keeps all.
+    ``experts``: ranks that the experts of a layer are spread over.
     """
 
     context: int = 1
@@ -57,6 +67,9 @@ class Extras:
     attention_again: bool = False
     layers_again: bool = False
     stops_early: bool = False
+    part_again: float = 1.0
+    products_again: tuple[float, ...] = ()
+    experts: int = 1
 
 
 NO_EXTRAS = Extras()
@@ -85,7 +98,13 @@ def with_extras(
 ) -> BlockCost:
     """Cost of a block with what the run does on top."""
     forward = backward = tp_forward = tp_backward = 0.0
+    kept = 0.0
     for op in block.ops:
+        if op.target.startswith(_EXPERT_PRODUCT) and _is_projection(op, block):
+            kept += _around_expert(op, block, group, cluster)
+            sent = _exchange(op, block, group, cluster, extras.experts)
+            tp_forward += sent
+            tp_backward += sent
         if _ATTENTION in op.target:
             term = op_term(op, block, chosen[op.name], group, cluster)
             ring = _ring(op, block, chosen[op.name], group, cluster, extras.context)
@@ -95,24 +114,30 @@ def with_extras(
             tp_backward += (extras.context - 1) * max(0.0, 2 * ring - term.backward)
             if extras.attention_again:
                 backward += extras.context * term.forward
-        elif extras.fp8 and op.target.startswith("aten.linear."):
+        elif extras.fp8 and _is_projection(op, block):
             casts = _casts(op, block, chosen[op.name], group, cluster.accelerator)
             forward += casts[0]
             backward += casts[1]
     if extras.layers_again:
         if any(op.target.startswith(_ENDS) for op in block.ops):
             backward -= cost.forward + cost.tp_forward
-        elif extras.stops_early:
-            backward -= sum(
-                op_term(op, block, chosen[op.name], group, cluster).forward
-                for op in _after_last_saved(block)
-            )
-    if not forward and not backward and not extras.hides_tp:
+        else:
+            backward -= (1 - extras.part_again) * (cost.forward + cost.tp_forward)
+            if extras.stops_early:
+                backward -= extras.part_again * sum(
+                    op_term(op, block, chosen[op.name], group, cluster).forward
+                    for op in _after_last_saved(block)
+                )
+    if extras.products_again and _has_attention(block):
+        products = [op for op in block.ops if _is_projection(op, block)]
+        for part, op in zip(extras.products_again, products, strict=True):
+            backward += part * op_term(op, block, chosen[op.name], group, cluster).forward
+    if not any((forward, backward, tp_forward, extras.hides_tp)):
         return cost
     left_forward, left_backward = cost.tp_forward, cost.tp_backward
     if extras.hides_tp and _has_attention(block):
-        left_forward = max(left_forward / group.ranks, left_forward - cost.forward)
-        left_backward = max(left_backward / group.ranks, left_backward - cost.backward)
+        left_forward = kept + _left(cost.tp_forward - kept, cost.forward, group.ranks)
+        left_backward = kept + _left(cost.tp_backward - kept, cost.backward, group.ranks)
     return replace(
         cost,
         forward=cost.forward + forward,
@@ -128,11 +153,9 @@ def interleaved_time(
     """Seconds of a step whose ranks have that many chunks each, dealt out in turn."""
     configuration, point = priced.configuration, priced.point
     ranks = configuration.mesh.pp
-    if ranks < 3:
-        raise Skip("virtual stages of fewer than 3 ranks")
     forward, backward = (
-        _dealt([getattr(stage.time, name) for stage in priced.stages], chunks)
-        for name in ("forward", "backward")
+        _dealt([getattr(stage.time, name) for stage in priced.stages], layers, chunks)
+        for name, layers in zip(("forward", "backward"), _layers(graph, priced), strict=True)
     )
     send = send_times(graph, configuration, point, cluster)[cut.ranges[0][1] - 1]
     timeline = simulate_pipeline(
@@ -152,14 +175,61 @@ def interleaved_time(
     return max(finishes) + priced.optimizer
 
 
-def _dealt(seconds: Sequence[float], chunks: int) -> list[float]:
-    """Seconds of each chunk in order: equal layers, what else a rank has is at the model's ends."""
+def _layers(graph: Graph, priced: Priced) -> tuple[float, float]:
+    """Seconds of the layers of a rank, forward and backward."""
+    ranks = len(priced.stages)
+    if ranks > 2:  # a rank inside the pipeline has nothing else
+        return priced.stages[1].time.forward, priced.stages[1].time.backward
+    classes = [instance.block_class for instance in graph.instances]
+    ((layer, count),) = Counter(classes).most_common(1)
+    unit = unit_time(
+        priced.block_times[layer],
+        zero=priced.configuration.zero,
+        pipelined=True,
+        microbatches=priced.configuration.microbatches,
+    )
+    each = count // ranks
+    return each * (unit.forward + unit.tp_forward), each * (unit.backward + unit.tp_backward)
+
+
+def _dealt(seconds: Sequence[float], layers: float, chunks: int) -> list[float]:
+    """Seconds of each chunk in order; what a rank has beside layers is at the model's ends."""
     ranks = len(seconds)
-    layers = seconds[1] / chunks
+    layers /= chunks
     dealt = [layers] * (ranks * chunks)
     dealt[0] = seconds[0] - (chunks - 1) * layers
     dealt[-1] = seconds[-1] - (chunks - 1) * layers
     return dealt
+
+
+def _left(collectives: float, compute: float, chunks: int) -> float:
+    """Seconds left of collectives cut into chunks beside compute."""
+    return max(collectives / chunks, collectives - compute)
+
+
+def _is_projection(op: Op, block: BlockClass) -> bool:
+    """Whether it multiplies by a parameter, in a layer."""
+    return op.target.startswith(("aten.linear.", _EXPERT_PRODUCT)) and any(
+        block.tensor(name).kind is TensorKind.PARAMETER for name in op.inputs
+    )
+
+
+def _rows(op: Op, block: BlockClass) -> int:
+    """Bytes of the rows that an expert's product reads or writes, of the hidden size: the less."""
+    (name,) = (n for n in op.inputs if block.tensor(n).kind is not TensorKind.PARAMETER)
+    return min(block.tensor(name).size, block.tensor(op.outputs[0]).size)
+
+
+def _around_expert(op: Op, block: BlockClass, group: Group, cluster: Cluster) -> float:
+    """Seconds in which tp ranks gather rows before an expert's first product, or scatter sums."""
+    return collective_time(CollectiveKind.ALL_GATHER, _rows(op, block), group, cluster)
+
+
+def _exchange(op: Op, block: BlockClass, group: Group, cluster: Cluster, experts: int) -> float:
+    """Seconds in which rows go to the ranks of their experts, or come back from there."""
+    ring = spread(experts, group.ranks, cluster.sizes, world=cluster.ranks)
+    payload = _rows(op, block) // group.ranks * experts
+    return collective_time(CollectiveKind.ALL_TO_ALL, payload, ring, cluster)
 
 
 def _after_last_saved(block: BlockClass) -> Sequence[Op]:

@@ -83,7 +83,10 @@ class _Pricer:
             run.cluster.nodes > 1,  # of one node, a ring stays inside
         )
         level = configuration.recompute
-        key = (shape, spec, configuration.micro_batch_size, row.tp, row.sequence, level, run.extras)
+        key = (
+            *(shape, spec, configuration.micro_batch_size, row.tp, row.sequence, run.extras),
+            *(run.calls, run.scattered, level),
+        )
         if key not in self._points:
             self._points[key] = megatron_point(
                 graph,
@@ -92,6 +95,7 @@ class _Pricer:
                 sequence=row.sequence,
                 recompute=level,
                 calls=run.calls,
+                scattered=run.scattered,
                 extras=run.extras,
             )
         result = price(

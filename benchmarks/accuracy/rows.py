@@ -38,6 +38,11 @@ class Row:
     kv_heads: int
     ffn: int
     vocab: int
+    experts: int
+    top_k: int
+    expert_ffn: int
+    expert_ranks: int
+    expert_tp: int
     seq_len: int
     gpu: str
     ranks: int
@@ -107,7 +112,6 @@ def _row(fields: Mapping[str, str], file: str) -> Row:
         if trap in notes:
             raise Skip(f"marked {trap}")
     step_time = _number(fields, "step_time_s") or _number(fields, "step_time_derived_s")
-    _check_in_space(fields)
     dtype = next((dtype for mark, dtype in _DTYPES if mark in fields["precision"].lower()), "")
     if not dtype:
         raise Skip(f"precision {fields['precision'].split()[0]}")
@@ -124,6 +128,11 @@ def _row(fields: Mapping[str, str], file: str) -> Row:
         kv_heads=_whole(fields, "n_kv_heads") or _whole(fields, "n_heads"),
         ffn=_whole(fields, "ffn"),
         vocab=_whole(fields, "vocab"),
+        experts=_whole(fields, "n_experts"),
+        top_k=_whole(fields, "top_k"),
+        expert_ffn=_whole(fields, "expert_ffn"),
+        expert_ranks=_whole(fields, "ep") or 1,
+        expert_tp=_whole(fields, "etp"),
         seq_len=_whole(fields, "seq_len"),
         gpu=fields["gpu"],
         ranks=_whole(fields, "n_gpus"),
@@ -161,16 +170,6 @@ def _period(notes: str) -> str:
     if day is None:
         return ""
     return f"period {1 + sum(day[0] >= change for change in _CHANGES)}"
-
-
-def _check_in_space(fields: Mapping[str, str]) -> None:
-    """Skip a row that uses what the search space doesn't have."""
-    for name, what in (
-        ("n_experts", "experts"),
-        ("ep", "expert parallelism"),
-    ):
-        if _whole(fields, name) > 1:
-            raise Skip(what)
 
 
 def _whole(fields: Mapping[str, str], name: str) -> int:

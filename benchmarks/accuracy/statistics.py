@@ -7,10 +7,21 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["NOISE", "Errors", "Ranking", "clear_kendall", "errors", "kendall", "spearman", "sweeps"]
+__all__ = [
+    "NOISE",
+    "Errors",
+    "Ranking",
+    "attainable_kendall",
+    "clear_kendall",
+    "errors",
+    "kendall",
+    "repeat_spread",
+    "spearman",
+    "sweeps",
+]
 
 _LEAST_SWEEP = 4  # fewer rows say nothing about a ranking
 # Measured times that are closer may be in their order by chance. Between what repeats of a plan in
@@ -45,7 +56,7 @@ class Ranking:
     """Correlation of the ranks of a sweep's rows, measured and predicted.
 
     ``clear_tau`` is Kendall's over the ``clear`` pairs whose measured values differ by more than
-    `NOISE`; zero where there is none.
+    `NOISE`; zero where there is none. ``attainable`` is the tau that the true means would have.
     """
 
     rows: int
@@ -53,6 +64,7 @@ class Ranking:
     tau: float
     clear: int
     clear_tau: float
+    attainable: float
 
 
 def spearman(left: Sequence[float], right: Sequence[float]) -> float:
@@ -104,18 +116,55 @@ def clear_kendall(
     return pairs, score / pairs if pairs else 0.0
 
 
+def repeat_spread(groups: Iterable[Sequence[float]]) -> float:
+    """Standard deviation of the logarithm of a time, pooled over groups of repeats; 0 without any.
+
+    Equal values count once: a table that prints a run again does not repeat it.
+
+    >>> round(repeat_spread([[1.0, 1.02], [5.0]]), 4)
+    0.014
+    """
+    squares, freedom = 0.0, 0
+    for group in groups:
+        logs = [math.log(value) for value in sorted(set(group))]
+        if len(logs) > 1:
+            mean = statistics.fmean(logs)
+            squares += sum((log - mean) ** 2 for log in logs)
+            freedom += len(logs) - 1
+    return math.sqrt(squares / freedom) if freedom else 0.0
+
+
+def attainable_kendall(values: Sequence[float], spread: float) -> float:
+    """Kendall's tau to expect of the true means against one noisy run of each.
+
+    ``values`` stand for the means, ``spread`` is that of `repeat_spread`. Two runs of plans with
+    means a and b keep their order with probability ``phi(|ln(a/b)| / (sqrt(2) spread))``, so a
+    pair adds ``erf(|ln(a/b)| / (2 spread))``.
+    """
+    kept = [
+        math.erf(abs(math.log(values[i] / values[j])) / (2 * spread)) if spread else 1.0
+        for i in range(len(values))
+        for j in range(i)
+        if values[i] != values[j]
+    ]
+    return statistics.fmean(kept)
+
+
 def sweeps(
-    measured: Mapping[str, Sequence[float]], predicted: Mapping[str, Sequence[float]]
+    measured: Mapping[str, Sequence[float]],
+    predicted: Mapping[str, Sequence[float]],
+    *,
+    spread: float = 0.0,
 ) -> dict[str, Ranking]:
-    """Ranking of each sweep that is large and varied enough."""
+    """Ranking of each sweep that is large and varied enough; ``spread`` is that of repeats."""
     return {
-        name: _ranking(values, predicted[name])
+        name: _ranking(values, predicted[name], spread)
         for name, values in measured.items()
         if len(values) >= _LEAST_SWEEP and len(set(values)) > 1 and len(set(predicted[name])) > 1
     }
 
 
-def _ranking(measured: Sequence[float], predicted: Sequence[float]) -> Ranking:
+def _ranking(measured: Sequence[float], predicted: Sequence[float], spread: float) -> Ranking:
     clear, clear_tau = clear_kendall(measured, predicted, noise=NOISE)
     return Ranking(
         rows=len(measured),
@@ -123,6 +172,7 @@ def _ranking(measured: Sequence[float], predicted: Sequence[float]) -> Ranking:
         tau=kendall(measured, predicted),
         clear=clear,
         clear_tau=clear_tau,
+        attainable=attainable_kendall(measured, spread),
     )
 
 

@@ -29,6 +29,10 @@ Kernels = dict[str, int | float | bool]
 # Share of the line rate that collectives reach: profiles/hardware, infiniband-ndr, ethernet-100g.
 _INFINIBAND_SHARE = 0.97
 _ROCE_SHARE = 0.75
+# Of Omni-Path's, on the very cluster of the rows: all-reduces of 4 GB over 4 nodes of 8 A100 went
+# through one adapter of 100 Gb/s and reached 40.5 Gb/s (bigscience-workshop/bigscience@358e3c8,
+# experiments/bandwidth/all_reduce_bench-a100-n4.txt).
+_OMNI_PATH_SHARE = 0.405
 # Ranks of an NVL72 rack that runs of powers of two use: 16 of its 18 nodes of 4.
 _RACK = 64
 _VTRAIN_VOCAB = 50257  # vocab_size in src/config.py of VIA-Research/vTrain@f8dda84
@@ -43,12 +47,23 @@ _MEGATRON_DISPATCH = 95e-3 / 96 / 28
 # a buffer in a hook on each parameter (megatron/model/distributed.py).
 _MEGATRON_CALLS = HostCalls(functions=1, hooks=1)
 _MEGATRON = ("vtrain", "bloom_prequel")
+_MEGATRON_CORE = ("dgxc_benchmarking",)
+_LATENT_ATTENTION = ("Deepseek", "Moonlight")
+# BLOOM's runs of 320 ranks and more hung without CUDA_LAUNCH_BLOCKING=1, which was kept from then
+# on (bigscience-workshop/bigscience@053adaf, train/tr11-176B-ml/chronicles-prequel.md, "dealing
+# with JZ hanging on the large model"; @003b250, tr11-176B-ml.slurm).
+_BLOOM_CALLS = replace(_MEGATRON_CALLS, waits=True)
+_BLOOM_WAITS = 320
 # llm-foundry checkpoints without reentrance, which stops when all saved tensors are there since
 # torch 2.1 (torch.utils.checkpoint.set_checkpoint_early_stop). Its sweeps ran in the image of
 # torch 2.1.0 (scripts/train/benchmarking/sweep.sh of mosaicml/llm-foundry@a7c7567), but the table
 # of this device is older: its README (mosaicml/llm-foundry@061f2c7) leaves torch 2 to do, and
 # submit_benchmarks.py of then (@12a6319) starts torch 1.13.1. Megatron's checkpoint is reentrant.
 _BEFORE_TORCH_2_1 = ("A100-40GB-SXM",)
+_NOT_REENTRANT = ("llm_foundry", "torchtitan")
+# torchtitan checkpoints every second layer whole, or within each layer keeps attention and every
+# second product (pytorch/torchtitan@5ce233ed7, torchtitan/parallelisms/parallelize_llama.py).
+_EVERY_SECOND = re.compile(r"^selective-layer \(every 2nd\)")
 # Part of the peak that FlashAttention 1 reaches, which llm-foundry[gpu] installed in 2023: 25 to
 # 40 % on the A100 (arXiv 2307.08691, abstract). It issues the A100's instructions on the H100 too,
 # as version 2 does, whose rates there are 327.9 and 179.5 TFLOP/s (profiles/hardware).
@@ -77,6 +92,7 @@ class Run:
     cluster: Cluster
     cut: StageCut | None
     calls: HostCalls
+    scattered: bool
     extras: Extras
 
 
@@ -114,14 +130,22 @@ def run_of(row: Row) -> Run:
         configuration=configuration,
         cluster=_with_software(_cluster(row), row),
         cut=_cut(row),
-        calls=_MEGATRON_CALLS if row.file in _MEGATRON else NO_CALLS,
+        calls=_calls(row),
+        scattered=row.file in _MEGATRON and row.tp > 1 and not row.sequence,
         extras=extras,
     )
 
 
+def _calls(row: Row) -> HostCalls:
+    if row.file == "bloom_prequel" and row.ranks >= _BLOOM_WAITS:
+        return _BLOOM_CALLS
+    return _MEGATRON_CALLS if row.file in _MEGATRON else NO_CALLS
+
+
 def _extras(row: Row) -> Extras:
     """What NeMo runs, and what full recompute leaves out."""
-    if row.file == "dgxc_benchmarking":
+    if row.file in _MEGATRON_CORE:
+        _check_experts(row)
         if row.seq_len % row.context:
             raise Skip("sequence does not divide")
         return Extras(
@@ -131,16 +155,47 @@ def _extras(row: Row) -> Extras:
             fp8=row.fp8,
             attention_again=row.recompute.startswith("selective"),
             layers_again=row.recompute.startswith("full"),
+            experts=row.expert_ranks,
         )
+    if row.experts > 1:
+        raise Skip("experts")
+    if row.expert_ranks > 1:
+        raise Skip("expert parallelism")
     if row.fp8:
         raise Skip(f"precision {row.precision.split()[0]}")
     if row.context > 1:
         raise Skip("context parallelism")
     if row.chunks > 1:
         raise Skip("virtual stages")
-    full = _recompute(row) is Recompute.FULL
-    early = row.file == "llm_foundry" and row.gpu not in _BEFORE_TORCH_2_1
-    return Extras(layers_again=full, stops_early=full and early)
+    level = _recompute(row)
+    full = level is Recompute.FULL
+    early = row.file in _NOT_REENTRANT and row.gpu not in _BEFORE_TORCH_2_1
+    part = _EVERY_SECOND.search(row.recompute)
+    queries = row.heads + 2 * row.kv_heads
+    return Extras(
+        layers_again=full,
+        stops_early=full and early,
+        part_again=0.5 if part else 1.0,
+        # Every second of wq, wk, wv, wo, w1, w3, w2; the first three are one product here, w1
+        # and w3 another.
+        products_again=(row.kv_heads / queries, 1.0, 0.5, 0.0)
+        if level is Recompute.SELECTIVE
+        else (),
+    )
+
+
+def _check_experts(row: Row) -> None:
+    """Skip experts that are not every layer's, or not spread as `nemo` prices them."""
+    if row.experts <= 1:
+        return
+    if row.model.startswith(_LATENT_ATTENTION):
+        raise Skip("experts: latent attention, dense layers among them")
+    if not row.top_k or not row.expert_ffn:
+        raise Skip("experts: their size not stated")
+    if row.expert_tp and row.expert_tp != row.tp:
+        raise Skip("experts: split over fewer tp ranks than the rest")
+    if row.experts % row.expert_ranks or (row.dp * row.context) % row.expert_ranks:
+        raise Skip("experts do not divide")
 
 
 def _recompute(row: Row) -> Recompute:
@@ -159,6 +214,10 @@ def _recompute(row: Row) -> Recompute:
         return Recompute.FULL
     if text == "none":
         return Recompute.NONE
+    if row.file == "torchtitan" and text.startswith("selective-op"):
+        return Recompute.SELECTIVE
+    if row.file == "torchtitan" and _EVERY_SECOND.search(text):
+        return Recompute.FULL
     if row.file == "dgxc_benchmarking" and (not text or text.startswith("selective (core")):
         # Not set in the recipe: Megatron-Core's default is none. Of attention alone: `Extras`.
         return Recompute.NONE
@@ -176,6 +235,13 @@ def _cut(row: Row) -> StageCut | None:
     elif (row.layers + 2) % stages == 0:
         each = (row.layers + 2) // row.pp
         ends = [each * stage for stage in range(1, row.pp)]
+    elif row.file == "bloom_prequel" and row.chunks == 1:
+        # DeepSpeed fills stages up to the most that one must have: 12 stages of 78 layers are 11
+        # of 7 and one of 1 (chronicles-prequel.md, "Re-do").
+        each = -(-row.layers // row.pp)
+        ends = [1 + each * stage for stage in range(1, row.pp)]
+        if ends[-1] > row.layers:
+            raise Skip("stages are uneven")
     else:
         raise Skip("stages are uneven")
     bounds = (0, *ends, row.layers + 2)
@@ -221,7 +287,8 @@ def _cudnn(seq_len: int) -> float:
 
 def _network(text: str, ranks_per_node: int) -> float:
     """Bytes/s between nodes that a rank reaches by the stated line rate; 0 if none is stated."""
-    share = _ROCE_SHARE if "RoCE" in text else _INFINIBAND_SHARE
+    shares = {"RoCE": _ROCE_SHARE, "Omni-Path": _OMNI_PATH_SHARE}
+    share = next((shares[name] for name in shares if name in text), _INFINIBAND_SHARE)
     several = re.search(r"(\d+)x(\d+) ?Gb/s", text)
     single = re.search(r"(\d+) ?Gb/s", text)
     if several:
@@ -259,12 +326,20 @@ def _megatron(row: Row) -> tuple[Kernels, int, GradientSync]:
 
 
 def _bloom(row: Row) -> tuple[Kernels, int, GradientSync]:
-    """Megatron-DeepSpeed: the same kernels, ZeRO-1 at the end of the step."""
-    kernels = _shape(row) | {"positions": row.seq_len, "dropout": 0.0, "eager_loss": True}
+    """Megatron-DeepSpeed: the same kernels, ZeRO-1 at the end of the step.
+
+    In fp16 each part of the gradients is reduced to the rank that owns it; in bf16 all are
+    all-reduced in float32 (microsoft/DeepSpeed, runtime/zero/stage_1_and_2.py `average_tensor`,
+    runtime/pipe/engine.py `_bf16_reduce_grads`). The script sets no dropout, so that of hidden
+    states and scores is Megatron-LM's 0.1 (bigscience-workshop/bigscience@003b250,
+    tr11-176B-ml.slurm; Megatron-DeepSpeed@007719a, megatron/arguments.py).
+    """
+    kernels = _shape(row) | {"positions": row.seq_len, "eager_loss": True}
     kernels["fused_softmax"] = _has_fused_softmax(row)
-    itemsize = 4 if row.dtype == "bfloat16" else 2
+    wide = row.dtype == "bfloat16"
     zero = 0 if row.zero.startswith("zero0") else 1
-    return kernels, zero, GradientSync(overlaps=False, itemsize=itemsize)
+    sync = GradientSync(overlaps=False, itemsize=4 if wide else 2, scatters=not wide)
+    return kernels, zero, sync
 
 
 def _has_fused_softmax(row: Row) -> bool:
@@ -313,6 +388,9 @@ def _nemo(row: Row) -> tuple[Kernels, int, GradientSync]:
     if row.model.startswith("GPT3"):
         kernels = _shape(row) | {"positions": row.seq_len, "flash": True, "dropout": 0.0}
         return kernels, 1, sync
+    if row.experts > 1:
+        local = row.experts // row.expert_ranks
+        return _llama(row, ffn=row.expert_ffn, experts=local, top_k=row.top_k), 1, sync
     return _llama(row), 1, sync
 
 
@@ -323,4 +401,5 @@ _SYSTEMS: dict[str, Callable[[Row], tuple[Kernels, int, GradientSync]]] = {
     "internevo": _internevo,
     "torchtitan": _torchtitan,
     "dgxc_benchmarking": _nemo,
+    "megatron_bridge_skills": _nemo,
 }

@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-import statistics
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
+from benchmarks.accuracy.plans import Pair, discordant, noise_of, plans, rankings
 from benchmarks.accuracy.published import Compared, FileResult
-from benchmarks.accuracy.statistics import NOISE, Errors, Ranking, errors, sweeps
+from benchmarks.accuracy.statistics import NOISE, Errors, errors
 
 __all__ = ["as_json", "as_text"]
 
 _WORST = 5
 _FAR = 0.3  # an error that wants a reason
 _MANY_RANKS = 512
+_SINGLE_RATES = ("GB200",)  # profiles/hardware: no sweep of products, no copy rate, no attention
 Json = dict[str, object]
 
 
-def as_text(results: Sequence[FileResult]) -> str:
-    """Tables of every file, then of all rows together."""
+def as_text(results: Sequence[FileResult], *, pairs: bool = False) -> str:
+    """Tables of every file, then of all rows together; ``pairs``: those in the wrong order too."""
     lines: list[str] = []
     for result in results:
         lines += [f"{result.file}: {len(result.compared)} rows usable", *_skips(result)]
         lines += _error_lines(result.compared)
-        for name, found in _all_sweeps(result.compared).items():
+        noise = noise_of(result.compared)
+        if noise:
+            lines.append(f"  repeats   of a plan in one sweep spread by {noise:.2%}")
+        for name, found in rankings(result.compared).items():
             lines.append(
                 f"  ranking   {name:<42} {found.rows:>4} rows  rho {found.rho:5.2f}  "
                 f"tau {found.tau:5.2f}  over {NOISE:.0%}: {found.clear_tau:5.2f} "
-                f"of {found.clear} pairs"
+                f"of {found.clear} pairs" + (f"  at best {found.attainable:.2f}" if noise else "")
             )
+        if pairs:
+            lines += _pair_lines(result.compared)
         for reason, count in _far_off(result.compared).most_common():
             lines.append(f"  over 30 % {count:>4} rows  {reason}")
         for row in _worst(result.compared):
@@ -62,9 +68,12 @@ def _file(result: FileResult) -> Json:
                 "kendall": found.tau,
                 "clear_pairs": found.clear,
                 "clear_kendall": found.clear_tau,
+                "attainable_kendall": found.attainable,
             }
-            for name, found in _all_sweeps(result.compared).items()
+            for name, found in rankings(result.compared).items()
         },
+        "repeats": noise_of(result.compared),
+        "discordant": [_pair(pair) for pair in discordant(result.compared)],
         "rows": [
             {
                 "id": row.row.id,
@@ -77,6 +86,30 @@ def _file(result: FileResult) -> Json:
             for row in result.compared
         ],
     }
+
+
+def _pair(pair: Pair) -> Json:
+    return {
+        "sweep": pair.fast.sweep,
+        "fast": [run.row.id for run in pair.fast.runs],
+        "slow": [run.row.id for run in pair.slow.runs],
+        "measured": pair.measured,
+        "predicted": pair.predicted,
+        "differs": pair.differs,
+    }
+
+
+def _pair_lines(rows: Sequence[Compared]) -> Iterator[str]:
+    """Discordant pairs under the name of their sweep, the clearest first."""
+    sweep = ""
+    for pair in discordant(rows):
+        if pair.fast.sweep != sweep:
+            sweep = pair.fast.sweep
+            yield f"  wrong order in {sweep}: faster, slower, measured, predicted, differs in"
+        yield (
+            f"    {pair.fast.runs[0].row.id:<10} {pair.slow.runs[0].row.id:<10} "
+            f"{pair.measured:+7.1%} {pair.predicted:+7.1%}  {pair.differs}"
+        )
 
 
 def _skips(result: FileResult) -> list[str]:
@@ -113,48 +146,13 @@ def _by_device(
     return found
 
 
-def _all_sweeps(rows: Sequence[Compared]) -> dict[str, Ranking]:
-    """Rankings, and where a source has periods, those over all of them as well."""
-    found = _sweeps(rows, lambda row: row.row.sweep)
-    if any(row.row.period for row in rows):
-        whole = _sweeps(rows, lambda row: row.row.whole_sweep)
-        found |= {f"{name}, all periods": ranking for name, ranking in whole.items()}
-    return found
-
-
-def _sweeps(rows: Sequence[Compared], sweep: Callable[[Compared], str]) -> dict[str, Ranking]:
-    """Rankings; a plan that ran several times counts once, by its median."""
-    measured: dict[str, list[float]] = {}
-    predicted: dict[str, list[float]] = {}
-    for runs in _by_plan(rows, sweep).values():
-        row = runs[0]
-        # By sample: a larger batch takes longer, whatever the plan.
-        batch = max(1, row.row.global_batch)
-        median = statistics.median(run.row.step_time for run in runs)
-        measured.setdefault(sweep(row), []).append(median / batch)
-        predicted.setdefault(sweep(row), []).append(row.priced.step_time / batch)
-    return sweeps(measured, predicted)
-
-
-def _by_plan(
-    rows: Sequence[Compared], sweep: Callable[[Compared], str]
-) -> dict[tuple[object, ...], list[Compared]]:
-    """Rows of one plan of one model together, those with a step time."""
-    plans: dict[tuple[object, ...], list[Compared]] = defaultdict(list)
-    for row in rows:
-        if row.row.step_time:
-            plan = row.priced.configuration
-            plans[sweep(row), plan, row.row.ranks, row.priced.step_time].append(row)
-    return plans
-
-
 def _far_off(rows: Sequence[Compared]) -> Counter[str]:
     """Rows over the error that wants a reason, by the part of the run that isn't priced."""
     reasons: Counter[str] = Counter()
-    for runs in _by_plan(rows, lambda row: row.row.sweep).values():
-        times = [run.row.step_time for run in runs]
+    for plan in plans(rows, lambda row: row.row.sweep):
+        times = [run.row.step_time for run in plan.runs]
         spread = max(times) / min(times) - 1
-        for run in runs:
+        for run in plan.runs:
             if abs(run.time_error) > _FAR:
                 reasons[_reason(run, spread)] += 1
     return reasons
@@ -164,6 +162,8 @@ def _reason(row: Compared, spread: float) -> str:
     plan = row.priced.configuration
     if spread > _FAR / 2:
         return "the same plan's runs differ by over 15 %"
+    if row.row.gpu in _SINGLE_RATES:
+        return "rates of this device are the best of single products, none of attention"
     if row.row.ranks >= _MANY_RANKS:
         return f"{_MANY_RANKS} ranks or more: networks shared by many nodes, stragglers"
     if plan.mesh.tp > 1 and not row.hides_tp:

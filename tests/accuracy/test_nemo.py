@@ -6,15 +6,19 @@ from pathlib import Path
 import pytest
 
 from autoplan.capture import capture, load_model
+from autoplan.costs.block import collectives
+from autoplan.costs.collectives import collective_time
 from autoplan.costs.data_parallel import GradientSync
-from autoplan.ir.mesh import Mesh
+from autoplan.costs.terms import op_term
+from autoplan.ir.mesh import Mesh, spread
 from autoplan.ir.optimizer import UPDATE_RULES
+from autoplan.ir.placement import CollectiveKind, Shard
 from autoplan.ir.recompute import Recompute
 from autoplan.profiles import load_cluster
 from autoplan.solver.inter import StageCut
 from autoplan.solver.pricing import price
 from autoplan.solver.space import Configuration
-from benchmarks.accuracy.layout import megatron_point
+from benchmarks.accuracy.layout import megatron_point, megatron_strategies, tp_group
 from benchmarks.accuracy.nemo import Extras, fp8_accelerator, interleaved_time
 from benchmarks.accuracy.rows import Skip
 
@@ -23,6 +27,15 @@ SIZES = {
     "vocab": 512, "hidden": 1024, "layers": 8, "heads": 8, "ffn": 4096, "flash": True,
     "tied": False, "dropout": 0.0,
 }  # fmt: skip
+
+
+EXPERTS = {**SIZES, "gated": True, "experts": 2, "top_k": 2}
+
+
+@pytest.fixture(scope="module")
+def experts():
+    source = load_model(str(DECODER), overrides=EXPERTS)
+    return capture(source, seq_len=2048, dtype="bfloat16").at(1)
 
 
 @pytest.fixture(scope="module")
@@ -98,3 +111,73 @@ def test_chunks_divide_the_bubble(graph):
     work = time.forward + time.backward
     ends = time.tail_dp + time.tail_tp
     assert seconds == pytest.approx(work * (microbatches + (ranks - 1) / 2) + ends, rel=1e-6)
+
+
+def test_two_ranks_have_chunks_too(graph):
+    cluster, microbatches = load_cluster("2xh100"), 8
+    cut = StageCut(ranges=((0, 5), (5, 10)), objective=0.0, peak_memory=0, shortfall=0)
+    configuration = Configuration(
+        mesh=Mesh(pp=2, dp_replicate=1, dp_shard=1, tp=1), micro_batch_size=1,
+        microbatches=microbatches, zero=0, recompute=Recompute.NONE, schedule="1f1b",
+        sync=GradientSync(),
+    )  # fmt: skip
+    point = megatron_point(graph, 1, cluster, sequence=False)
+    priced = price(
+        graph, configuration, point, cluster, update=UPDATE_RULES["adamw"],
+        memory_limit=2**60, cut=cut,
+    )  # fmt: skip
+    layers = min(stage.time.forward + stage.time.backward for stage in priced.stages)
+    busiest = max(stage.time.forward + stage.time.backward for stage in priced.stages)
+    seconds = [interleaved_time(graph, priced, cluster, cut, chunks) for chunks in (1, 4)]
+    # The bubble of one rank is less than a stage, and chunks make it shorter.
+    assert microbatches * busiest < seconds[1] < seconds[0] - layers / 4
+
+
+def test_rows_of_experts_are_gathered_and_exchanged(experts):
+    """Of each token ``top_k`` rows: gathered over tp, summed over tp, and sent over ep twice."""
+    cluster = load_cluster("2x8xh100")
+    block = max(experts.classes, key=lambda block: len(block.ops))
+    group = tp_group(4, cluster)
+    chosen = megatron_strategies(block, group, cluster, Shard(1))
+    calls = collectives(block, chosen, (Shard(1),), (Shard(1),), group, cluster)
+    rows = 2 * 2048 * 1024 * 2  # of a token, tokens, channels, bytes
+    for kind in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER):
+        sizes = [call.payload for call in calls if call.kind is kind and not call.backward]
+        assert sizes == [rows // 2, rows]  # attention's, then the experts'
+    plain, spread_out = (layer(experts, 4, Extras(experts=ranks), "2x8xh100") for ranks in (1, 4))
+    ring = spread(4, 4, cluster.sizes, world=16)
+    sent = collective_time(CollectiveKind.ALL_TO_ALL, rows // 4 * 4, ring, cluster)
+    assert sent > 0
+    assert spread_out.tp_forward - plain.tp_forward == pytest.approx(2 * sent)
+    assert spread_out.tp_backward - plain.tp_backward == pytest.approx(2 * sent)
+
+
+def test_user_buffers_do_not_hide_what_is_around_experts(experts):
+    cluster = load_cluster("8xh100")
+    group = tp_group(4, cluster)
+    hidden = layer(experts, 4, Extras(hides_tp=True))
+    around = sum(
+        collective_time(kind, 2 * 2048 * 1024 * 2, group, cluster)
+        for kind in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
+    )
+    plain = layer(experts, 4, Extras())
+    assert hidden.tp_forward == pytest.approx(around + (plain.tp_forward - around) / 4)
+
+
+def test_selected_products_run_again(graph):
+    """Half of the last product alone, and every second layer of full recompute."""
+    plain, again = (
+        layer(graph, 1, Extras(products_again=parts)) for parts in ((), (0.0, 0.0, 0.0, 0.5))
+    )
+    cluster = load_cluster("8xh100")
+    block = max(graph.classes, key=lambda block: len(block.ops))
+    down = [op for op in block.ops if op.target.startswith("aten.linear.")][-1]
+    group = tp_group(1, cluster)
+    chosen = megatron_strategies(block, group, cluster, Shard(1))
+    forward = op_term(down, block, chosen[down.name], group, cluster).forward
+    assert again.backward - plain.backward == pytest.approx(forward / 2)
+    assert again.forward == plain.forward
+    whole, half = (
+        layer(graph, 1, Extras(layers_again=True, part_again=part)) for part in (1.0, 0.5)
+    )
+    assert whole.backward - half.backward == pytest.approx(plain.forward / 2)

@@ -1,12 +1,11 @@
 """The command on a made-up file, its reasons for leaving rows out, and Megatron's layout."""
 
-import csv
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from published_rows import DECODER, write
 
 from autoplan.capture import capture, load_model
 from autoplan.costs.block import HostCalls, collectives
@@ -17,27 +16,6 @@ from benchmarks.accuracy.__main__ import main
 from benchmarks.accuracy.layout import megatron_point, megatron_strategies, tp_group
 from benchmarks.accuracy.rows import Skip, read_rows
 from benchmarks.accuracy.systems import run_of
-
-DECODER = Path(__file__).parents[2] / "benchmarks/accuracy/decoder.py:decoder"
-ROW = {
-    "id": "made-1", "source_url_or_repo_path": "made up", "model": "GPT tiny", "n_layers": "4",
-    "hidden": "256", "n_heads": "8", "n_kv_heads": "8", "ffn": "1024", "vocab": "",
-    "seq_len": "128", "n_experts": "", "gpu": "A100-80GB-SXM", "n_gpus": "4", "gpus_per_node": "8",
-    "interconnect": "NVSwitch", "precision": "fp16", "dp": "1", "tp": "2", "sp": "", "pp": "2",
-    "vpp": "1", "cp": "1", "ep": "", "zero_stage_or_fsdp": "", "hsdp_replicas": "",
-    "micro_batch": "2", "global_batch": "16", "recompute": "full", "schedule": "1F1B",
-    "attention": "", "compile": "", "step_time_s": "0.1", "step_time_derived_s": "",
-    "peak_mem_gib": "", "notes": "", "optimizer": "", "peak_mem_note": "",
-}  # fmt: skip
-
-
-def write(path, *changes):
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, ROW)
-        writer.writeheader()
-        for number, change in enumerate(changes):
-            writer.writerow({**ROW, "id": f"made-{number}", **change})
-    return path
 
 
 def reasons(tmp_path, *changes):
@@ -68,8 +46,6 @@ def test_an_empty_folder_says_so(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"ep": "8"}, "expert parallelism"),
-        ({"n_experts": "8"}, "experts"),
         ({"notes": "TRAP: unit"}, "marked TRAP"),
         ({"n_heads": ""}, "heads not stated"),
     ],
@@ -88,6 +64,8 @@ def test_rows_left_out_by_reading(tmp_path, change, reason):
         ({"n_layers": "5"}, "stages are uneven"),
         ({"micro_batch": ""}, "microbatch"),
         ({"cp": "2"}, "context parallelism"),
+        ({"ep": "8"}, "expert parallelism"),
+        ({"n_experts": "8"}, "experts"),
         ({"vpp": "2"}, "virtual stages"),
         ({"precision": "fp8"}, "precision fp8"),
     ],
@@ -115,7 +93,7 @@ def test_a_number_that_is_none_names_the_line(tmp_path):
     ("text", "rate"),
     [
         ("NVSwitch; 800 Gb/s per 8-GPU node", 800e9 / 64 * 0.97),
-        ("4x100Gb/s Omni-Path per node", 400e9 / 64 * 0.97),
+        ("4x100Gb/s Omni-Path per node", 400e9 / 64 * 0.405),
         ("1600Gb/s RoCE per node", 1600e9 / 64 * 0.75),
         ("NVLink4 8-GPU + 400Gb/s per GPU", 400e9 / 8 * 0.97),
     ],
@@ -176,3 +154,35 @@ def test_functions_around_collectives_take_the_host_in_both_passes():
     # Two sums after rows and two before columns.
     assert called.forward == pytest.approx(plain.forward + 4)
     assert called.backward == pytest.approx(plain.backward + 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"model": "Deepseek V3"}, "latent attention"),
+        ({"expert_ffn": ""}, "size not stated"),
+        ({"etp": "1"}, "fewer tp ranks"),
+        ({"ep": "3"}, "do not divide"),
+    ],
+)
+def test_experts_that_are_left_out(tmp_path, change, reason):
+    common = {"n_experts": "8", "top_k": "2", "expert_ffn": "512", "ep": "2", "dp": "2",
+              "n_gpus": "8", "sp": "yes", "gpu": "H100-80GB-SXM", "recompute": "none",
+              "precision": "BF16", "seq_len": "2048"}  # fmt: skip
+    ((_, row),) = read_rows(write(tmp_path / "dgxc_benchmarking.csv", common))
+    run = run_of(row)
+    assert run.kernels["experts"] == 4  # of a rank
+    assert run.extras.experts == 2
+    ((_, row),) = read_rows(write(tmp_path / "dgxc_benchmarking.csv", common | change))
+    with pytest.raises(Skip, match=reason):
+        run_of(row)
+
+
+def test_every_second_product_of_torchtitan_runs_again(tmp_path):
+    common = {"pp": "1", "tp": "1", "n_gpus": "8", "dp": "8", "n_kv_heads": "2"}
+    path = tmp_path / "torchtitan.csv"
+    ((_, row),) = read_rows(write(path, common | {"recompute": "selective-op (SAC)"}))
+    assert run_of(row).extras.products_again == (2 / 12, 1.0, 0.5, 0.0)
+    second = "selective-layer (every 2nd)"
+    ((_, row),) = read_rows(write(path, common | {"recompute": second}))
+    assert run_of(row).extras.part_again == 0.5

@@ -1,8 +1,20 @@
 """Statistics against worked values."""
 
+import math
+import random
+import statistics
+
 import pytest
 
-from benchmarks.accuracy.statistics import clear_kendall, errors, kendall, spearman, sweeps
+from benchmarks.accuracy.statistics import (
+    attainable_kendall,
+    clear_kendall,
+    errors,
+    kendall,
+    repeat_spread,
+    spearman,
+    sweeps,
+)
 
 
 def test_errors():
@@ -33,3 +45,24 @@ def test_pairs_within_the_noise_do_not_count():
     assert clear_kendall(measured, predicted, noise=0.04) == (5, pytest.approx(3 / 5))
     assert clear_kendall(measured, predicted, noise=0.0) == (6, pytest.approx(2 / 6))
     assert clear_kendall(measured, predicted, noise=9.0) == (0, 0.0)
+
+
+def test_spread_of_repeats():
+    once = repeat_spread([[100.0, 103.0, 101.0]])
+    logs = [math.log(value) for value in (100.0, 103.0, 101.0)]
+    assert once == pytest.approx(statistics.stdev(logs))
+    # A run that is printed twice repeats nothing, nor does a plan that ran once.
+    assert repeat_spread([[100.0, 103.0, 101.0, 101.0], [7.0], [5.0, 5.0]]) == pytest.approx(once)
+    assert repeat_spread([[7.0]]) == 0.0
+
+
+def test_attainable_tau_is_that_of_noisy_runs():
+    means, spread, draws = [100.0, 101.0, 103.0, 103.5, 110.0], 0.01, 4000
+    generator = random.Random(1)
+    taus = [
+        kendall(means, [mean * math.exp(generator.gauss(0, spread)) for mean in means])
+        for _ in range(draws)
+    ]
+    error = 4 * statistics.stdev(taus) / draws**0.5
+    assert attainable_kendall(means, spread) == pytest.approx(statistics.fmean(taus), abs=error)
+    assert attainable_kendall(means, 0.0) == 1.0

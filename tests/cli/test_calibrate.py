@@ -29,6 +29,32 @@ def test_calibrated_runs_are_what_the_next_solve_predicts(
     measured = shown["step_time"]["measured"]
     assert abs(again["calibration"]["step_time"] / measured - 1) < 1e-9
     assert again["profile"] == str(target)
+    # One run with collectives can't tell them from kernels: the ranking stays, and that is said.
+    assert shown["search"] == {"before": None, "after": None}
+    assert any("can't be told apart by 1 run(s)" in note for note in again["notes"])
+
+
+def test_what_runs_tell_of_kernels_is_in_the_next_search(
+    autoplan: Run, solved: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    folder, document = solved
+    target = tmp_path / "runs.json"
+    log = write(tmp_path / "run.jsonl", lines(read_plan(folder)))
+    assert autoplan("calibrate", folder, log, "--profile", target).returncode == 0
+    runs = json.loads(target.read_text())
+    predicted = runs["residuals"][0]["predicted_step_time"]
+    runs["residuals"][0]["parts"] = {"kernels": predicted, "collectives": "0 s"}
+    target.write_text(json.dumps(runs))
+    shown = json.loads(autoplan("calibrate", folder, log, "--profile", target, "--json").stdout)
+    assert abs(shown["search"]["before"]["kernels"] - 1.12) < 1e-6
+
+    runs["residuals"][0]["plan"] = "0" * 32  # as if another plan of the model had been run
+    target.write_text(json.dumps(runs))
+    work = ("--cluster", "cpu:2", "--global-batch", "4", "--profile", target)
+    again = json.loads(autoplan("solve", "gpt2", *SMALL, *work, "--json").stdout)
+    assert any("corrected by 1 run of this model: kernels x1.12" in n for n in again["notes"])
+    before, after = (d["time"]["compute"] + d["time"]["optimizer"] for d in (document, again))
+    assert abs(after / before - 1.12) < 1e-6 or again["label"] != document["label"]
 
 
 def test_a_bad_log_ends_with_one_line_and_6(

@@ -300,3 +300,19 @@ def test_a_block_takes_no_less_than_its_host(ideal):
     # What is kept is handed out by the host alone.
     assert hidden.again == pytest.approx(1e-12 * len(made.ops))
     assert replace(hidden, again=0.0) == fast
+
+
+def test_a_host_that_waits_adds_its_time(ideal):
+    made = two_matmuls()
+    fast = block_cost(made, WHOLE, (R,), (R,), ONE, ideal)
+    latency = fast.forward / 8  # issued ahead, it would hide
+    slow = replace(ideal, accelerator=replace(ideal.accelerator, dispatch_latency=latency))
+    ahead, waits = (
+        block_cost(made, WHOLE, (R,), (R,), ONE, slow, calls=HostCalls(waits=waits))
+        for waits in (False, True)
+    )
+    assert ahead.forward == pytest.approx(fast.forward)
+    assert waits.forward == pytest.approx(fast.forward + latency * len(made.ops))
+    products = sum(1 for op in made.ops if op.flop)
+    issued = 3 * products + len(made.ops) - products
+    assert waits.backward == pytest.approx(fast.backward + latency * issued)

@@ -160,9 +160,9 @@ def test_no_group_waits_for_itself():
 
 
 def test_a_group_joins_two_makers_unless_one_needs_the_other():
-    """c = relu(x), d = sigmoid(x), y = c + d is one kernel; behind a product it is not."""
+    """c = sigmoid(x), d = sigmoid(x), y = c + d is one kernel; behind a product it is not."""
     ops = [
-        unary("one", "aten.relu.default", "x", "c"),
+        unary("one", "aten.sigmoid.default", "x", "c"),
         unary("two", "aten.sigmoid.default", "x", "d"),
         binary("sum", "aten.add.Tensor", "c", "d", "y"),
     ]
@@ -197,7 +197,7 @@ def test_sums_are_fused_over_trailing_dims_only(dims, fused):
 def test_a_view_between_members_is_free():
     made = block(
         [
-            unary("act", "aten.relu.default", "x", "a", saved=("a",)),
+            unary("act", "aten.sigmoid.default", "x", "a", saved=("a",)),
             unary("view", "aten.view.default", "a", "v"),
             unary("more", "aten.sigmoid.default", "v", "y", saved=("y",)),
         ],
@@ -290,3 +290,70 @@ def test_a_change_at_the_border_of_a_kernel_costs_no_cut():
     for name in ("h", "m"):
         plain = conversion_time(made.tensor(name), S(1), R, group, machine)
         assert changed_time(name, made, S(1), R, group, machine) == plain
+
+
+def test_norms_that_read_a_tensor_in_common_sum_their_weights_gradients_in_one_kernel():
+    """y = norm2(x + up(norm1(x)))."""
+    made = block(
+        [
+            norm("one", "x", "g", "n"),
+            linear("up", "n", "w", "u", 1),
+            binary("add", "aten.add.Tensor", "x", "u", "s"),
+            norm("two", "s", "k", "y"),
+        ],
+        [
+            boundary(), weight("g", WIDTH), weight("k", WIDTH), weight("w", WIDTH, WIDTH),
+            *(tensor(name, SHAPE) for name in "nusy"),
+        ],
+        parameters=("g", "w", "k"),
+    )  # fmt: skip
+    # Of one: n's gradient, x and the sum's gradient in, one out; then n's gradient, x.
+    # Of two: y's gradient, x, u in, one out; then y's gradient and u: x was read for one.
+    assert [(g.backward, g.backward_launches) for g in fusion(made).groups] == [
+        (6 * N + VECTOR, 2),
+        (6 * N + VECTOR, 1),
+    ]
+
+
+def test_of_a_relu_a_mask_of_a_byte_an_element_is_kept():
+    made = block(
+        [unary("act", "aten.relu.default", "x", "y", saved=("y",))],
+        [boundary(), tensor("y", SHAPE)],
+    )
+    mask = N // 2
+    assert groups(made) == [(("act",), 2 * N + mask, 2 * N + mask, 1, 1)]
+
+
+def test_a_sum_of_a_view_hands_its_gradient_on():
+    made = block(
+        [
+            linear("up", "x", "w", "u", 1),
+            unary("view", "aten.view.default", "u", "v"),
+            binary("add", "aten.add.Tensor", "b", "v", "y"),
+        ],
+        [
+            boundary(), tensor("b", (2, ROWS // 2, WIDTH), TensorKind.BOUNDARY),
+            weight("w", WIDTH, WIDTH), tensor("u", SHAPE),
+            tensor("v", (2, ROWS // 2, WIDTH), base="u"), tensor("y", (2, ROWS // 2, WIDTH)),
+        ],
+        parameters=("w",),
+    )  # fmt: skip
+    assert groups(made) == [(("add",), 3 * N, 0, 1, 0)]
+
+
+def test_gradients_of_a_tensor_that_shares_its_own_are_added_later():
+    """y = norm(x + up(x)): up's gradient of x needs the one that x and the product share."""
+    made = block(
+        [
+            linear("up", "x", "w", "u", 1),
+            binary("add", "aten.add.Tensor", "x", "u", "s"),
+            norm("norm", "s", "g", "y"),
+        ],
+        [boundary(), weight("w", WIDTH, WIDTH), weight("g", WIDTH)]
+        + [tensor(name, SHAPE) for name in "usy"],
+        parameters=("w", "g"),
+    )
+    # y's gradient, x, u in, one out; y's gradient, x, u in for g's; two gradients of x in, one out.
+    assert [(g.backward, g.backward_launches) for g in fusion(made).groups] == [
+        (4 * N + VECTOR + 3 * N + 3 * N, 3)
+    ]

@@ -8,9 +8,18 @@ from hypothesis import strategies as st
 
 from autoplan.costs.data_parallel import DataParallelTimes
 from autoplan.costs.step import BlockTime, stage_time, unit_time
-from autoplan.ir.overlap import NO_SLOW_DOWN, SlowDown, overlapped_time
+from autoplan.ir.overlap import NO_SLOW_DOWN, GatherWaits, SlowDown, overlapped_time
 from autoplan.schedules import ActionKind
-from autoplan.simulate.costs import DataParallel, Gathering, Reduction, StageCost, UnitCost, Work
+from autoplan.simulate.costs import (
+    DataParallel,
+    Gathering,
+    Messages,
+    Reduction,
+    StageCost,
+    UnitCost,
+    Work,
+)
+from autoplan.simulate.pipeline import simulate_pipeline
 from autoplan.simulate.step import simulate_step
 
 
@@ -69,7 +78,10 @@ def test_slow_downs_never_help(forward, gather, reduce, compute, network, zero, 
     blocks = [block(forward, gather, reduce)] * 2
     free = stage(blocks, zero=zero, pipelined=pipelined)
     slowed = stage(blocks, zero=zero, pipelined=pipelined, slow_down=SlowDown(compute, network))
-    seconds = [t.forward + t.backward + t.gathering + t.tail_dp for t in (free, slowed)]
+    seconds = [
+        t.forward + t.backward + t.gathering.forward + t.gathering.beside + t.tail_dp
+        for t in (free, slowed)
+    ]
     assert seconds[1] >= seconds[0] * (1 - 1e-9) or 1 / compute + 1 / network < 1
 
 
@@ -206,8 +218,83 @@ def test_a_pipelined_stage_waits_for_its_gathers_as_often_as_torch(
         waits = line.awaiting_reduction[rank]
         assert line.busy[rank] + waits == pytest.approx(closed, rel=1e-9)
         gathers = microbatches + 1 if zero == 3 else 1
-        assert time.gathering == pytest.approx(sum(b.data_parallel.gather for b in blocks))
-        assert line.awaiting_gather[rank] == pytest.approx(gathers * time.gathering)
+        each = sum(b.data_parallel.gather for b in blocks)
+        assert time.gathering == GatherWaits(forward=each, backward=each)
+        assert line.awaiting_gather[rank] == pytest.approx(gathers * each)
+
+
+@given(
+    stages=st.lists(UNITS, min_size=2, max_size=4),
+    send=st.lists(SECONDS, min_size=3, max_size=3),
+    zero=st.sampled_from([2, 3]),
+    more=st.integers(0, 3),
+    schedule=st.sampled_from(["gpipe", "1f1b"]),
+    messages=st.sampled_from(Messages),
+    synchronous=st.booleans(),
+    slow=st.tuples(st.floats(1, 1.5), st.floats(1, 1.5)),
+)
+def test_closed_form_of_a_sharded_pipeline_is_the_simulated_step(
+    stages, send, zero, more, schedule, messages, synchronous, slow
+):
+    """Block by block, and by stages that only know what their gathers add to each pass."""
+    count, microbatches = len(stages), len(stages) + more
+    send = send[: count - 1]
+    slow_down = NO_SLOW_DOWN if synchronous else SlowDown(*slow)
+    gathering = Gathering.TURN if zero == 3 else Gathering.STEP
+    data = DataParallel(
+        gathering=gathering,
+        reduction=Reduction.STAGE,
+        joined=True,
+        blocking=synchronous,
+        compute_slow_down=slow_down.compute,
+        network_slow_down=slow_down.network,
+    )
+    costs = [
+        StageCost(
+            units=simulated_units(blocks, zero, microbatches, pipelined=True),
+            send_output=output,
+            send_gradient=gradient,
+        )
+        for blocks, output, gradient in zip(stages, [*send, 0.0], [0.0, *send], strict=True)
+    ]
+    line = simulate_step(
+        schedule, costs, ranks=count, microbatches=microbatches, data=data, messages=messages
+    )
+    times = [
+        stage(
+            blocks,
+            zero=zero,
+            pipelined=True,
+            microbatches=microbatches,
+            slow_down=slow_down,
+            synchronous=synchronous,
+        )
+        for blocks in stages
+    ]
+    closed = simulate_pipeline(
+        schedule,
+        [time.forward for time in times],
+        [time.backward for time in times],
+        send,
+        microbatches,
+        messages=messages,
+        gather=[time.gathering for time in times],
+        gathering=gathering,
+    )
+    assert closed.end_of_stage == pytest.approx(line.end_of_stage, rel=1e-9)
+
+
+def test_first_gather_of_a_backward_runs_beside_the_forward_before():
+    long = stage([block(2.0, 1.0)] * 2, zero=3, pipelined=True)
+    # Only the forward's first gather has nothing to hide behind.
+    assert long.gathering == GatherWaits(forward=1.0)
+    short = stage([block(0.25, 1.0)] * 2, zero=3, pipelined=True)
+    # Gathers end at 1, 2 and 3, forwards at 1.25 and 2.25. The backward's first unit computes for
+    # half a second, and its second waits as long again.
+    assert short.gathering == GatherWaits(forward=1.75, backward=0.5, left=0.75)
+    slowed = stage([block(0.25, 1.0)] * 2, zero=3, pipelined=True, slow_down=SlowDown(2.0, 1.0))
+    # Forwards end at 1.5 and 2.5, without the third gather at 2.25.
+    assert slowed.gathering == GatherWaits(forward=1.75, backward=0.5, beside=0.25, left=0.5)
 
 
 def simulated_units(blocks, zero, microbatches, *, pipelined):

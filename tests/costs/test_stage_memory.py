@@ -10,8 +10,8 @@ from autoplan.costs.memory import BlockMemory, MemorySettings, stage_memory
 from autoplan.ir.optimizer import UPDATE_RULES
 
 BLOCK = BlockMemory(
-    numel=100, trainable=100, kept=1000, working=300, boundary_in=200, boundary_out=200,
-    fresh=500, inputs=(200,), outputs=(200,), kept_inputs=(True,),
+    numel=100, trainable=100, largest=60, kept=1000, forward=0, working=300, fresh=500,
+    boundary_in=200, boundary_out=200, inputs=(200,), outputs=(200,), kept_inputs=(True,),
     kept_outputs=(False,), passed=(-1,),
 )  # fmt: skip
 PLAIN = MemorySettings(

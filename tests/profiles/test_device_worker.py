@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from autoplan.profiler import worker as operators
-from autoplan.profiles.applied import profile_notes
+from autoplan.profiles.doubts import profile_notes
 from autoplan.profiles.measure import recompute, worker
 from autoplan.profiles.measure.cold import Cold
 from autoplan.profiles.measure.device import Cpu, Device
@@ -145,7 +145,7 @@ def test_a_device_that_gets_slow_halfway_is_told(measure: Measure) -> None:
     paces = [t.pace for t in (*profile.matmul, *profile.copies, *profile.updates)]
     assert min(paces) == pytest.approx(1.0)
     slow = [t.pace for t in profile.recompute]
-    notes = " ".join(profile_notes(profile, "gpus.json"))
+    notes = " ".join(profile_notes(profile, Path("gpus.json")))
     assert max(*paces, *slow) == pytest.approx(2.0) and "slow spell of the machine" in notes
 
 
