@@ -122,8 +122,10 @@ class ChoiceProgram:
     @property
     def size(self) -> int:
         """Bytes it takes, about."""
+        if not self._is_open:
+            return 0
         model = self._rows.model
-        return _ENTRY * (len(model.costs) + len(model.variables)) if self._is_open else 0
+        return _ENTRY * (len(model.costs) + len(model.variables))
 
     def _costs(self, weights: Weights) -> tuple[float, Costs]:
         """Costs of the variables, well above the solver's absolute tolerances, and the factor."""
