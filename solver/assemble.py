@@ -266,7 +266,8 @@ def _notes(
     if cluster.accelerator.compiled:
         notes.append(
             "compiled: chains of elementwise operators and norms are priced as fused kernels, from "
-            "the device's curves; memory is that of a program that isn't compiled"
+            "the device's curves; memory is that of a program that isn't compiled, which keeps "
+            "more; whether compiling gains is for a run to say: train.py --compile and --no-compile"
         )
     for note in replicated_notes(rule_coverage(graph, 2)):
         notes.append(f"{note}; add one with autoplan.register_rule")

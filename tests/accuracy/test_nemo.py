@@ -115,7 +115,7 @@ def test_chunks_divide_the_bubble(graph):
 
 def test_two_ranks_have_chunks_too(graph):
     cluster, microbatches = load_cluster("2xh100"), 8
-    cut = StageCut(ranges=((0, 5), (5, 10)), objective=0.0, peak_memory=0, shortfall=0)
+    cut = StageCut.given(((0, 5), (5, 10)))
     configuration = Configuration(
         mesh=Mesh(pp=2, dp_replicate=1, dp_shard=1, tp=1), micro_batch_size=1,
         microbatches=microbatches, zero=0, recompute=Recompute.NONE, schedule="1f1b",

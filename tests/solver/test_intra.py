@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import random
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -17,7 +19,7 @@ from autoplan.ir.placement import CollectiveKind, Placement, Replicate, Shard
 from autoplan.ir.recompute import Recompute
 from autoplan.ir.strategy import OpStrategy
 from autoplan.rules import strategies
-from autoplan.solver.intra import BlockProgram, BlockSolution, Setting
+from autoplan.solver.intra import BlockProgram, BlockPrograms, BlockSolution, Setting
 from autoplan.solver.linear import Termination
 from autoplan.solver.lp import Handover
 from autoplan.solver.problem import Weights
@@ -314,3 +316,51 @@ def test_a_llama_block_is_small_and_needs_no_branching(llama: BlockClass, cluste
     found = _solve(llama, cluster, Shard(1), memory_weight=1e-12)
     assert found.variables < 2000
     assert found.relaxation_integral
+
+
+def _setting(block: BlockClass, boundary: Placement, recompute: Recompute, keeps: bool) -> Setting:
+    return Setting(
+        boundary_in=(boundary,) * len(block.inputs),
+        boundary_out=(boundary,) * len(block.outputs),
+        fixed=(),
+        recompute=recompute,
+        keeps=keeps,
+    )
+
+
+@pytest.mark.parametrize("recompute", list(Recompute))
+def test_kept_programs_answer_in_any_order_what_new_ones_do(
+    llama: BlockClass, cluster: Cluster, recompute: Recompute
+) -> None:
+    rng = random.Random(0)
+    weights = [Weights(*(10 ** rng.uniform(-15, -11) for _ in range(3))) for _ in range(8)]
+    settings = [_setting(llama, boundary, recompute, True) for boundary in (R, Shard(1))]
+    questions = list(itertools.product(settings, weights))
+    kept, cramped = BlockPrograms(cluster), BlockPrograms(cluster, room=0)
+    group = Group(8, 8)
+
+    def answers(
+        programs: BlockPrograms, asked: list[tuple[Setting, Weights]]
+    ) -> list[tuple[Mapping[str, OpStrategy], float]]:
+        found = (programs.solve(llama, group, s, w, time.monotonic() + 30) for s, w in asked)
+        return [(solution.strategies, solution.objective) for solution in found]
+
+    first = answers(kept, questions)
+    assert first == answers(cramped, questions[::-1])[::-1]
+    assert first == answers(kept, questions[::-1])[::-1]
+    assert (kept.asked, kept.built, kept.integral) == (32, 2, 32)
+    for (setting, weight), (_, objective) in list(zip(questions, first, strict=True))[::5]:
+        program = BlockProgram(llama, group, cluster, setting)
+        deadline = time.monotonic() + 30
+        through_pulp = program.solve(weight, deadline=deadline, handover=Handover.PULP)
+        assert through_pulp.objective == pytest.approx(objective, rel=1e-9)
+
+
+def test_programs_used_least_recently_make_room(llama: BlockClass, cluster: Cluster) -> None:
+    settings = [_setting(llama, R, level, False) for level in Recompute]
+    size = BlockProgram(llama, Group(2, 2), cluster, settings[0]).size
+    programs = BlockPrograms(cluster, room=size * 5 // 2)
+    for setting in (settings[0], settings[1], settings[0], settings[2], settings[0]):
+        programs.solve(llama, Group(2, 2), setting, Weights(), time.monotonic() + 30)
+    assert programs.built == 3
+    assert programs.size <= size * 5 // 2

@@ -204,3 +204,18 @@ def test_solver_writes_nothing_to_stdout(capfd: pytest.CaptureFixture[str]) -> N
     problem = Problem((Node("a", (1.0, 2.0)), Node("b", (2.0, 1.0))), (value,))
     _solve(problem)
     assert capfd.readouterr().out == ""
+
+
+def test_an_answer_does_not_depend_on_what_was_asked_before() -> None:
+    for seed in range(120):
+        problem = _random_problem(seed)
+        rng = random.Random(seed)
+        questions = [_random_weights(rng) for _ in range(4)]
+        program, other = ChoiceProgram(problem), ChoiceProgram(problem)
+        deadline = time.monotonic() + 30
+        answers = [program.solve(weights, deadline=deadline) for weights in questions]
+        reverse = [other.solve(weights, deadline=deadline) for weights in reversed(questions)]
+        for first, second, weights in zip(answers, reversed(reverse), questions, strict=True):
+            alone = _solve(problem, weights)
+            assert first.choices == second.choices == alone.choices, seed
+            assert first.objective == second.objective == alone.objective, seed
