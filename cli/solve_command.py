@@ -72,6 +72,7 @@ def run(args: argparse.Namespace) -> Outcome:
                 cluster,
                 pins=_pins(args),
                 time_limit=args.time_limit,
+                gap=args.gap,
                 memory_limit=args.memory_limit,
                 progress=progress,
             )

@@ -6,7 +6,7 @@ the seconds that a microbatch has taken before stage s.
     min T   over   sum_{s, p} x[s, c, p] = 1                                    (C1, each class)
                    sum_{c, p} x weight[s, c, p] + least transient <= limit[s]   (C2, each stage)
                    b_{s+1} = b_s + sum_{c, p} x t[c, p]                         (C3, each stage)
-                   m (b_{s+1} - b_s) + b_s + 2 s send <= T                      (C4, each stage)
+                   m (b_{s+1} - b_s) + b_s + sum x once + 2 s send <= T         (C4, each stage)
 
 C4 holds for every order in which a rank has one stage and whole backwards (GPipe, 1F1B): the
 first microbatch reaches stage s through the forwards of those before it, and what stage s does
@@ -43,14 +43,18 @@ def relaxed_bound(
     microbatches: int,
     limits: Sequence[int],
     send: float = 0.0,
+    once: Sequence[float] = (),
 ) -> float:
     """Seconds that no step is below; infinite when no cut fits in memory.
 
     ``counts`` are blocks of each class. A stage of ``in_flight`` microbatches has ``limits`` bytes
-    for its blocks, ``send`` is the least seconds of a message between stages.
+    for its blocks, ``send`` is the least seconds of a message between stages. A block of a class
+    takes ``once`` seconds more after the last microbatch.
     """
-    present = [(points, n) for points, n in zip(classes, counts, strict=True) if n]
-    fastest = [min(point.time for point in points) for points, n in present for _ in range(n)]
+    ends = tuple(once) or (0.0,) * len(classes)
+    blocks = list(zip(classes, counts, ends, strict=True))
+    present = [(points, n, end) for points, n, end in blocks if n]
+    fastest = [min(point.time for point in points) for points, n, _ in present for _ in range(n)]
     relaxed = _divided(present, in_flight, microbatches, limits, send)
     whole = microbatches * _longest_stage(fastest, len(in_flight))
     return max(relaxed, whole * (1 - SAME))
@@ -65,19 +69,22 @@ def _longest_stage(times: Sequence[float], stages: int) -> float:
 
 
 def _divided(
-    present: Sequence[tuple[Sequence[Point], int]],
+    present: Sequence[tuple[Sequence[Point], int, float]],
     in_flight: Sequence[int],
     microbatches: int,
     limits: Sequence[int],
     send: float,
 ) -> float:
     """Seconds of the linear program, less what its rows may be violated by."""
-    transient = min(point.transient for points, _ in present for point in points)
+    transient = min(point.transient for points, _, _ in present for point in points)
     if min(limits) < transient:
         return math.inf
-    hulls = {flight: [hull(points, flight) for points, _ in present] for flight in set(in_flight)}
+    hulls = {
+        flight: [hull(points, flight) for points, _, _ in present] for flight in set(in_flight)
+    }
     # Variables are in [0, 1]: seconds go by those of all blocks, each at its slowest.
-    total = sum(n * max(point.time for point in points) for points, n in present)
+    total = sum(n * max(point.time for point in points) for points, n, _ in present)
+    total += sum(n * end for _, n, end in present) / microbatches
     most = microbatches * total + 2 * len(in_flight) * send
     model = LpModel()
     step = model.variable(cost=1.0)
@@ -85,13 +92,14 @@ def _divided(
     before = model.variable()
     model.row(Sense.EQUAL, 0.0, [before], [1.0])
     for stage, (flight, limit) in enumerate(zip(in_flight, limits, strict=True)):
-        own, weights, times = [], [], []
-        for (_, count), corners, share in zip(present, hulls[flight], shares, strict=True):
+        own, weights, times, ends = [], [], [], []
+        for (_, count, end), corners, share in zip(present, hulls[flight], shares, strict=True):
             for option in corners:
                 own.append(model.variable())
                 share.append(own[-1])
                 weights.append(count * option.weight)
                 times.append(count * option.time / total)
+                ends.append(count * end / total)
         largest = max(weights)
         if largest:
             room = (limit - transient) / largest
@@ -101,8 +109,8 @@ def _divided(
         model.row(
             Sense.AT_MOST,
             -2 * stage * send / total,
-            [after, before, step],
-            [microbatches, 1.0 - microbatches, -most / total],
+            [*own, after, before, step],
+            [*ends, microbatches, 1.0 - microbatches, -most / total],
         )
         before = after
     for share in shares:

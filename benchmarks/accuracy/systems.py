@@ -89,6 +89,7 @@ class Run:
     row: Row
     kernels: Kernels
     configuration: Configuration
+    recompute: Recompute
     cluster: Cluster
     cut: StageCut | None
     calls: HostCalls
@@ -120,7 +121,6 @@ def run_of(row: Row) -> Run:
         micro_batch_size=row.micro_batch,
         microbatches=row.global_batch // (row.dp * row.micro_batch),
         zero=zero,
-        recompute=_recompute(row),
         schedule="none" if row.pp == 1 else "1f1b",
         sync=sync,
     )
@@ -128,6 +128,7 @@ def run_of(row: Row) -> Run:
         row=row,
         kernels=kernels,
         configuration=configuration,
+        recompute=_recompute(row),
         cluster=_with_software(_cluster(row), row),
         cut=_cut(row),
         calls=_calls(row),
