@@ -153,13 +153,13 @@ class Candidates:
         """The fastest strategies if they fit, else the best mixture that does."""
         levels = self.problem.levels
         fastest = self.point(configuration, level=levels[0])
-        found = self.mixed(configuration, [fastest], enough)
+        found = self.mixed(configuration, [fastest], enough, only_fastest=True)
         if isinstance(found, Priced):
             return self._with_fewer_parameters(configuration, found)
         if isinstance(found, Slower):
             return found
         if configuration.mesh.tp == 1:
-            return self.mixed(configuration, self._at_levels(configuration, 0.0, None), enough)
+            return self._levelled(configuration, self._at_levels(configuration, 0.0, None), enough)
         leanest = self.point(configuration, level=levels[-1], weight=_LEAN)
         if not self._fits(configuration, [leanest]):
             return self.mixed(configuration, [leanest], enough)
@@ -189,7 +189,20 @@ class Candidates:
                 lean = between
             else:
                 fast = between
-        return self.mixed(configuration, points, enough)
+        return self._levelled(configuration, points, enough)
+
+    def _levelled(
+        self, configuration: Configuration, points: Sequence[ModelPoint], enough: float
+    ) -> Found:
+        """Best mixture of points, no slower than the fastest that fits for all blocks alike."""
+        best = self.mixed(configuration, points, enough)
+        for point in points:
+            if isinstance(best, Priced):
+                enough = min(enough, best.step_time)
+            alike = self.mixed(configuration, [point], enough)
+            if not isinstance(alike, Slower):
+                best = better(best, alike)
+        return best
 
     def _fits(self, configuration: Configuration, points: Sequence[ModelPoint]) -> bool:
         return not isinstance(self.mixed(configuration, points, 0.0), Overflow)
@@ -227,6 +240,8 @@ class Candidates:
         configuration: Configuration,
         points: Sequence[ModelPoint],
         enough: float = math.inf,
+        *,
+        only_fastest: bool = False,
     ) -> Found:
         """Best price of a configuration whose blocks each take one of those points of a frame."""
         return mix_points(
@@ -237,6 +252,7 @@ class Candidates:
             update=self.problem.update,
             memory_limit=self.problem.memory_limit,
             enough=enough,
+            only_fastest=only_fastest,
         )
 
     def _with_fewer_parameters(self, configuration: Configuration, fastest: Priced) -> Priced:

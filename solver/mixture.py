@@ -7,18 +7,21 @@ strategies of one of them. Copies that agree stay one class of blocks.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from autoplan.ir.graph import Graph, dtype_size
 from autoplan.ir.hardware import Cluster
 from autoplan.ir.optimizer import UpdateRule
 from autoplan.solver.between import send_times
 from autoplan.solver.blocks import ModelPoint
+from autoplan.solver.chain import ChainItem
 from autoplan.solver.inter import StageCut, cut_stages
 from autoplan.solver.pieces import chain_items, pieces
 from autoplan.solver.pricing import (
     Found,
     Overflow,
+    Priced,
     better,
     flights_of,
     memories_of,
@@ -32,6 +35,8 @@ from autoplan.solver.variants import pick_points
 __all__ = ["mix_points"]
 
 _TRIES = 6
+_UNLIMITED = 2**60
+_MOST_MOVES = 8
 _NEAR = 5e-3  # of the limit: room that is not worth another cut
 
 
@@ -44,11 +49,14 @@ def mix_points(
     update: UpdateRule,
     memory_limit: int,
     enough: float = math.inf,
+    only_fastest: bool = False,
 ) -> Found:
     """Best price of a configuration whose blocks each take one of the points of a frame.
 
-    A cut adds up each block's memory by itself; the price also has what blocks share. So the cut
-    is made again, with the difference as what each stage holds anyway, until that settles.
+    The cut that is fastest whatever it holds may fit. If not, a cut adds up each block's memory
+    by itself, where the price also has what blocks share. So the cut is made again, with the
+    difference as what each stage holds anyway, until that settles. ``only_fastest`` leaves it at
+    the first.
     """
     settings = configuration.memory_settings(
         dtype_size(graph.dtype), update=update, host=cluster.accelerator.synchronous
@@ -58,22 +66,10 @@ def mix_points(
     items = chain_items(graph, points, parts, settings, sends)
     flights = flights_of(configuration)
     _, shared = shared_costs(graph, cluster)
-    held = [resident_bytes(graph, configuration) + shared * flight for flight in flights]
-    best: Found | None = None
-    last: StageCut | None = None
-    for _ in range(_TRIES):
-        cut = cut_stages(
-            items,
-            stages=configuration.mesh.pp,
-            microbatches=configuration.microbatches,
-            in_flight=flights,
-            memory_limit=memory_limit,
-            resident=held,
-        )
-        if last is not None and (cut.ranges, cut.choices) == (last.ranges, last.choices):
-            break
+
+    def priced(cut: StageCut, enough: float) -> Found:
         variant, point = pick_points(graph, points, cut.choices)
-        found = price(
+        return price(
             variant,
             configuration,
             point,
@@ -83,20 +79,75 @@ def mix_points(
             cut=cut,
             enough=enough,
         )
+
+    held = [resident_bytes(graph, configuration) + shared * flight for flight in flights]
+    best: Found | None = None
+    best_cut: StageCut | None = None
+    last: StageCut | None = None
+    limit = _UNLIMITED
+    for _ in range(1 if only_fastest else _TRIES):
+        cut = cut_stages(
+            items,
+            stages=configuration.mesh.pp,
+            microbatches=configuration.microbatches,
+            in_flight=flights,
+            memory_limit=limit,
+            resident=held,
+        )
+        if last is not None and (cut.ranges, cut.choices) == (last.ranges, last.choices):
+            break
+        found = priced(cut, enough)
         best = found if best is None else better(best, found)
+        best_cut = cut if best is found else best_cut
+        last = cut
         corrected = [
             before + stage.peak - peak
             for before, stage, peak in zip(held, memories_of(found), cut.peaks, strict=True)
         ]
         if not isinstance(found, Overflow):
             gained = max(old - new for new, old in zip(corrected, held, strict=True))
-            if gained <= _NEAR * memory_limit or _is_free(cut) or enough <= 0.0:
+            if limit == _UNLIMITED or gained <= _NEAR * memory_limit or enough <= 0.0:
                 break
-        held, last = corrected, cut
-    assert best is not None
+        held, limit = corrected, memory_limit
+    assert best is not None and best_cut is not None
+    if isinstance(best, Priced) and len(points) > 1 and limit != _UNLIMITED:
+        return _polished(best, best_cut, items, priced)
     return best
 
 
-def _is_free(cut: StageCut) -> bool:
-    """Whether more memory can't help: one stage, of the first and fastest choices."""
-    return len(cut.ranges) == 1 and not any(cut.choices)
+def _polished(
+    best: Priced,
+    cut: StageCut,
+    items: Sequence[ChainItem],
+    priced: Callable[[StageCut, float], Found],
+) -> Priced:
+    """The best after single blocks are made faster, as long as that fits and helps.
+
+    What blocks share, and which of them holds most when, is only in the price.
+    """
+    for _ in range(_MOST_MOVES):
+        for position, choice in _faster(cut, items):
+            choices = (*cut.choices[:position], choice, *cut.choices[position + 1 :])
+            moved = replace(cut, choices=choices)
+            found = priced(moved, best.step_time)
+            if isinstance(found, Priced) and found.step_time < best.step_time:
+                best, cut = found, moved
+                break
+        else:
+            break
+    return best
+
+
+def _faster(cut: StageCut, items: Sequence[ChainItem]) -> list[tuple[int, int]]:
+    """Blocks and faster points for them, most seconds first; of those alike the first and last."""
+    moves: dict[tuple[object, ...], tuple[float, int, int]] = {}
+    for stage, (first, last) in enumerate(cut.ranges):
+        for position in range(first, last):
+            points, chosen = items[position].points, cut.choices[position]
+            for index, point in enumerate(points):
+                gain = points[chosen].time - point.time
+                if gain > 0.0:
+                    move = (-gain, position, index)
+                    moves.setdefault((stage, points, chosen, index, "first"), move)
+                    moves[stage, points, chosen, index, "last"] = move
+    return [(position, index) for _, position, index in sorted(set(moves.values()))]

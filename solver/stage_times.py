@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from autoplan.solver.chain import Chain
+from autoplan.solver.chain import Chain, Point
 from autoplan.solver.mixing import Mix, Mixer
 from autoplan.solver.spans import inside, span_maxima, span_sums
 
@@ -111,18 +111,27 @@ class StageTimes:
         return True
 
     def choices(self, group: int, first: int, last: int) -> list[int]:
-        """Points of the blocks of a range in its fastest mix; of a class, lower ones first."""
+        """Points of the blocks of a range in its fastest mix; of a class, the lightest first.
+
+        A rank holds most in the backward of its last blocks, which those before them have all
+        kept something for: there recompute would add the most.
+        """
         span = (group, last - first - 1, first)
         classes = self._chain.class_of[first:last].tolist()
         if self._plenty[span]:
             return [int(self._fastest[block_class]) for block_class in classes]
         mix = self._mixes.of(group, first, last, int(self._room[span]))
         assert mix is not None, "the range fits"
+        flight = self._chain.flights[group]
         points = [
-            iter([point for point, count in enumerate(counts) for _ in range(count)])
-            for counts in mix.counts
+            iter([p for p in _lightest_first(choices, flight) for _ in range(counts[p])])
+            for choices, counts in zip(self._chain.classes, mix.counts, strict=True)
         ]
         return [next(points[block_class]) for block_class in classes]
+
+
+def _lightest_first(points: Sequence[Point], flight: int) -> list[int]:
+    return sorted(range(len(points)), key=lambda p: (points[p].weight(flight), p))
 
 
 def _spread(rates: Sequence[float], number: int) -> list[float]:
