@@ -194,12 +194,12 @@ class Candidates:
     def _levelled(
         self, configuration: Configuration, points: Sequence[ModelPoint], enough: float
     ) -> Found:
-        """Best mixture of points, no slower than the fastest that fits for all blocks alike."""
+        """Best mixture of points, no slower than one level of recompute for all that fits."""
         best = self.mixed(configuration, points, enough)
-        for point in points:
+        for point in points[: len(self.problem.levels)]:
             if isinstance(best, Priced):
                 enough = min(enough, best.step_time)
-            alike = self.mixed(configuration, [point], enough)
+            alike = self.mixed(configuration, [point], enough, only_fastest=True)
             if not isinstance(alike, Slower):
                 best = better(best, alike)
         return best

@@ -110,7 +110,7 @@ def mix_points(
                 break
         held, limit = corrected, memory_limit
     assert best is not None and best_cut is not None
-    if isinstance(best, Priced) and len(points) > 1 and limit != _UNLIMITED:
+    if isinstance(best, Priced) and len(cut.ranges) == 1 < len(points) and limit != _UNLIMITED:
         return _polished(best, best_cut, items, priced)
     return best
 
@@ -121,7 +121,7 @@ def _polished(
     items: Sequence[ChainItem],
     priced: Callable[[StageCut, float], Found],
 ) -> Priced:
-    """The best after single blocks are made faster, as long as that fits and helps.
+    """The best after single blocks of the only stage are made faster, where that fits and helps.
 
     What blocks share, and which of them holds most when, is only in the price.
     """

@@ -255,6 +255,8 @@ def _besides(block: BlockMemory, known: int, arrived: int) -> BlockMemory:
 
     ``known`` is bytes of its inputs that its stage holds, ``arrived`` as `_arrived` says.
     """
+    if not known and not arrived:
+        return block
     return replace(
         block,
         forward=max(0, block.forward - known),
