@@ -9,6 +9,7 @@ stages. Both are below what any strategies and any cut can reach in this cost mo
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autoplan.costs.compute import is_view
@@ -17,11 +18,12 @@ from autoplan.costs.fusion import fusion
 from autoplan.costs.memory import born_late, state_bytes
 from autoplan.costs.step import update_traffic
 from autoplan.ir.experts import EXPERTS
-from autoplan.ir.graph import BlockClass, Graph, dtype_size
+from autoplan.ir.graph import Graph, dtype_size
 from autoplan.ir.hardware import Accelerator, Cluster
 from autoplan.ir.optimizer import UpdateRule
 from autoplan.ir.recompute import Recompute, is_kept
 from autoplan.solver.blocks import class_counts
+from autoplan.solver.least_kept import least_kept
 from autoplan.solver.space import Configuration
 
 __all__ = [
@@ -41,13 +43,7 @@ class ModelSize:
 
     numel: int
     trainable: int
-    saved: int
-    selected: int
-    boundary: int
-
-    def kept(self, recompute: Recompute) -> int:
-        """Bytes held from forward to backward."""
-        return recompute.of(self.saved, self.selected, self.boundary)
+    kept: Mapping[Recompute, int]
 
 
 def pipeline_bound(total: float, stages: int, microbatches: int) -> float:
@@ -65,17 +61,10 @@ def model_size(graph: Graph) -> ModelSize:
     """Sums over the chain of a graph; parameters that no block uses are not held."""
     used = {fqn for instance in graph.instances for fqn in instance.parameters}
     parameters = [p for p in graph.parameters if p.fqn in used]
-    saved = selected = boundary = 0
-    for count, block in zip(class_counts(graph), graph.classes, strict=True):
-        saved += count * _saved_bytes(block)
-        selected += count * _selected_bytes(block)
-        boundary += count * sum(block.tensor(name).size for name in block.inputs)
     return ModelSize(
         numel=sum(p.numel for p in parameters),
         trainable=sum(p.numel for p in parameters if p.trainable),
-        saved=saved,
-        selected=selected,
-        boundary=boundary,
+        kept=least_kept(graph),
     )
 
 
@@ -154,25 +143,6 @@ def roofline(graph: Graph, accelerator: Accelerator) -> Roofline:
     )
 
 
-def _saved_bytes(block: BlockClass) -> int:
-    bases = {block.tensor(name).base for op in block.ops for name in op.saved}
-    resident = {*block.parameters, *block.buffers, *block.shared}
-    return sum(block.tensor(base).size for base in bases if base not in resident)
-
-
-def _selected_bytes(block: BlockClass) -> int:
-    made = {
-        block.tensor(name).base
-        for op in block.ops
-        if is_kept(op) and op.target != EXPERTS
-        for name in op.outputs
-    }
-    handed_on = {block.tensor(name).base for name in block.outputs}
-    resident = {*block.parameters, *block.buffers, *block.shared}
-    kept = {*block.inputs, *(made - handed_on - resident)}
-    return sum(block.tensor(name).size for name in kept)
-
-
 def memory_bound(
     size: ModelSize, configuration: Configuration, itemsize: int, *, update: UpdateRule
 ) -> int:
@@ -181,7 +151,7 @@ def memory_bound(
     settings = configuration.memory_settings(itemsize, update=update)
     parts = mesh.tp * mesh.pp
     state = state_bytes(size.numel // parts, size.trainable // parts, settings)
-    kept = size.kept(configuration.recompute) // parts
+    kept = size.kept[configuration.recompute] // parts
     if born_late(settings):
         return sum(state) - state[1] + max(state[1], kept)
     if settings.zero >= 2 and settings.pipelined:
