@@ -14,8 +14,18 @@ from pathlib import Path
 from typing import NoReturn
 
 from autoplan._version import __version__
+from autoplan.cli.values import (
+    assignment,
+    count,
+    loader_rate,
+    one_of,
+    positive,
+    positives,
+    seconds,
+    share,
+    size,
+)
 from autoplan.errors import UsageError
-from autoplan.units import parse_bytes, parse_sample_rate
 
 __all__ = ["COMMANDS", "build_parser", "parse"]
 
@@ -197,25 +207,25 @@ def _solve(parser: argparse.ArgumentParser) -> None:
         help="8xh100, 16x8xh100 (nodes x ranks), cpu:2, or a cluster file",
     )
     work.add_argument(
-        "--global-batch", required=True, type=_positive, metavar="N", help="sequences a step"
+        "--global-batch", required=True, type=positive, metavar="N", help="sequences a step"
     )
     _seq_len(work)
     work.add_argument(
         "--dtype",
-        type=_one_of("bf16", "fp32"),
+        type=one_of("bf16", "fp32"),
         metavar="{bf16,fp32}",
         help="default: bf16, fp32 on a CPU or where the device has no bf16",
     )
     work.add_argument(
         "--optimizer",
-        type=_one_of("adamw", "adamw-bf16", "adamw-8bit", "sgd", "sgd-momentum"),
+        type=one_of("adamw", "adamw-bf16", "adamw-8bit", "sgd", "sgd-momentum"),
         default="adamw",
         metavar="NAME",
         help="adamw (default), adamw-bf16 or adamw-8bit (smaller moments), sgd, sgd-momentum",
     )
     work.add_argument(
         "--master-weights",
-        type=_one_of("float32", "none"),
+        type=one_of("float32", "none"),
         default="float32",
         metavar="{float32,none}",
         help="of bf16 models; none: bf16 alone, rounded stochastically, at ZeRO 0 and 1",
@@ -228,7 +238,7 @@ def _solve(parser: argparse.ArgumentParser) -> None:
     )
     work.add_argument(
         "--loader-rate",
-        type=_loader_rate,
+        type=loader_rate,
         metavar="RATE",
         help='what the loaders of one node give, e.g. "1200 samples/s", or a file of '
         "autoplan profile --loader",
@@ -236,33 +246,40 @@ def _solve(parser: argparse.ArgumentParser) -> None:
     _configuration(work)
     pins = parser.add_argument_group("decisions to fix (default: the planner chooses)")
     for name in ("tp", "pp", "dp-shard", "dp-replicate"):
-        pins.add_argument(f"--{name}", type=_positive, metavar="N", help=f"degree of {name}")
-    pins.add_argument("--micro-batch-size", type=_positive, metavar="N", help="sequences at once")
+        pins.add_argument(f"--{name}", type=positive, metavar="N", help=f"degree of {name}")
+    pins.add_argument("--micro-batch-size", type=positive, metavar="N", help="sequences at once")
     pins.add_argument(
         "--recompute",
-        type=_one_of("none", "selective", "full"),
+        type=one_of("none", "selective", "full"),
         metavar="{none,selective,full}",
         help="of activations: selective keeps what matmuls, attention and collectives give",
     )
     pins.add_argument(
-        "--schedule", type=_one_of("gpipe", "1f1b"), metavar="{gpipe,1f1b}", help="of the pipeline"
+        "--schedule", type=one_of("gpipe", "1f1b"), metavar="{gpipe,1f1b}", help="of the pipeline"
     )
     pins.add_argument(
         "--zero",
-        type=_one_of("0", "1", "2", "3"),
+        type=one_of("0", "1", "2", "3"),
         metavar="{0,1,2,3}",
         help="0 whole states, 1 optimizer sharded, 2 + gradients, 3 + parameters",
     )
     limits = parser.add_argument_group("limits")
     limits.add_argument(
         "--time-limit",
-        type=_seconds,
+        type=seconds,
         default=60.0,
         metavar="SECONDS",
         help="for the search (default: 60); the best plan so far is kept",
     )
     limits.add_argument(
-        "--memory-limit", type=_size, metavar="SIZE", help='of a rank, e.g. "70 GiB"'
+        "--gap",
+        type=share,
+        default=0.01,
+        metavar="SHARE",
+        help='stop when no plan can be faster by more, e.g. "0.5%%" or 0.005 (default: 1%%)',
+    )
+    limits.add_argument(
+        "--memory-limit", type=size, metavar="SIZE", help='of a rank, e.g. "70 GiB"'
     )
     parser.add_argument(
         "-o", dest="output", type=Path, metavar="DIR", help="write the program and plan.json here"
@@ -277,13 +294,13 @@ def _inspect(parser: argparse.ArgumentParser) -> None:
     )
     _seq_len(parser)
     parser.add_argument(
-        "--tp", type=_positive, metavar="N", help="ranks that share an operator (default: 2)"
+        "--tp", type=positive, metavar="N", help="ranks that share an operator (default: 2)"
     )
     parser.add_argument(
-        "--micro-batch-size", type=_positive, metavar="N", help="sequences at once (default: 1)"
+        "--micro-batch-size", type=positive, metavar="N", help="sequences at once (default: 1)"
     )
     parser.add_argument(
-        "--dtype", type=_one_of("bf16", "fp32"), metavar="{bf16,fp32}", help="default: bf16"
+        "--dtype", type=one_of("bf16", "fp32"), metavar="{bf16,fp32}", help="default: bf16"
     )
     _configuration(parser)
 
@@ -291,7 +308,7 @@ def _inspect(parser: argparse.ArgumentParser) -> None:
 def _seq_len(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--seq-len",
-        type=_positive,
+        type=positive,
         metavar="S",
         help="tokens a sequence (default: the longest the model's configuration allows)",
     )
@@ -301,7 +318,7 @@ def _configuration(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--set",
         action="append",
-        type=_assignment,
+        type=assignment,
         default=[],
         metavar="KEY=VALUE",
         help="override one field of the model's configuration; may be repeated",
@@ -358,7 +375,7 @@ def _profile(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--device",
-        type=_one_of("cpu", "cuda"),
+        type=one_of("cpu", "cuda"),
         metavar="{cpu,cuda}",
         help="what to measure (default: that of --cluster); cuda alone: every GPU here",
     )
@@ -372,7 +389,7 @@ def _profile(parser: argparse.ArgumentParser) -> None:
         help="function that returns a DataLoader, whose samples/s to measure",
     )
     parser.add_argument(
-        "--workers", type=_count, metavar="W", help="num_workers, passed to the loader's factory"
+        "--workers", type=count, metavar="W", help="num_workers, passed to the loader's factory"
     )
     parser.add_argument(
         "-o",
@@ -387,20 +404,20 @@ def _profile(parser: argparse.ArgumentParser) -> None:
     work = parser.add_argument_group("what of MODEL is measured")
     work.add_argument(
         "--global-batch",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="sequences a step: every microbatch size that divides it is measured",
     )
     work.add_argument(
         "--micro-batch-size",
-        type=_positives,
+        type=positives,
         metavar="N,...",
         help="only these microbatch sizes",
     )
-    work.add_argument("--tp", type=_positives, metavar="N,...", help="only these degrees of tp")
+    work.add_argument("--tp", type=positives, metavar="N,...", help="only these degrees of tp")
     _seq_len(work)
     work.add_argument(
-        "--dtype", type=_one_of("bf16", "fp32"), metavar="{bf16,fp32}", help="default: fp32"
+        "--dtype", type=one_of("bf16", "fp32"), metavar="{bf16,fp32}", help="default: fp32"
     )
     _configuration(work)
 
@@ -429,69 +446,3 @@ def _hardware(parser: argparse.ArgumentParser) -> None:
 
 def _env(parser: argparse.ArgumentParser) -> None:
     del parser  # no arguments of its own
-
-
-def _one_of(*choices: str) -> Callable[[str], str]:
-    def convert(text: str) -> str:
-        if text in choices:
-            return text
-        near = difflib.get_close_matches(text, choices, n=1)
-        suffix = f"; did you mean {near[0]}?" if near else ""
-        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(choices)}{suffix}")
-
-    return convert
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
-    return int(text)
-
-
-def _positives(text: str) -> tuple[int, ...]:
-    return tuple(_positive(part.strip()) for part in text.split(","))
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return value
-
-
-def _size(text: str) -> int:
-    try:
-        size = parse_bytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    if size < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is less than one byte")
-    return size
-
-
-def _loader_rate(text: str) -> float | Path:
-    if text.lower().endswith(".json"):
-        return Path(text)
-    try:
-        rate = parse_sample_rate(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{error}, or name a .json file") from error
-    if not 0.0 < rate < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
-    return rate
-
-
-def _assignment(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not key or not equals:
-        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
-    return key, value

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from autoplan.cli.outcome import Outcome, Progress
 from autoplan.cli.solve_command import DTYPES, overrides, sequence_length
+from autoplan.cli.writable import require_writable_place
 from autoplan.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -242,8 +242,4 @@ def _require_degrees(degrees: Sequence[int], ranks: int) -> None:
 def _require_writable(path: Path) -> None:
     if path.is_dir():
         raise UsageError(f"-o {path}: is a folder", hint=f"name a file: -o {path / 'cpu.json'}")
-    parent = path.parent
-    while not parent.exists():
-        parent = parent.parent
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise UsageError(f"-o {path}: {parent} is not writable", hint="name another place")
+    require_writable_place(path, hint="name another place")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from autoplan.cli.input_rate import loader_rate, with_input
 from autoplan.cli.outcome import Outcome, Progress
+from autoplan.cli.writable import require_writable_place
 from autoplan.errors import UsageError
 from autoplan.ir.fields import Json
 from autoplan.ir.hardware import Cluster
@@ -72,6 +72,7 @@ def run(args: argparse.Namespace) -> Outcome:
                 cluster,
                 pins=_pins(args),
                 time_limit=args.time_limit,
+                gap=args.gap,
                 memory_limit=args.memory_limit,
                 progress=progress,
             )
@@ -214,11 +215,7 @@ def _require_writable(directory: Path) -> None:
             f"-o {directory}: the folder has other files and no plan.json",
             hint="name a new or empty folder, so that nothing of yours is overwritten",
         )
-    parent = directory
-    while not parent.exists():
-        parent = parent.parent
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise UsageError(f"-o {directory}: {parent} is not writable", hint="name another folder")
+    require_writable_place(directory / "plan.json", hint="name another folder")
 
 
 def write_program(plan: Plan, directory: Path) -> list[Path]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from autoplan.errors import InputError
+from autoplan.errors import InputError, UsageError
 from autoplan.ir.hardware import (
     Cluster,
     CollectiveCurve,
@@ -169,7 +169,14 @@ def _units(profile: MeasuredProfile) -> UnitWork | None:
 
 def apply_profile(cluster: Cluster, profile: MeasuredProfile, *, path: Path) -> Cluster:
     """``cluster`` with the profile's numbers; `InputError` if it is of other hardware."""
-    measured = accelerator_file(profile.device).name
+    try:
+        measured = accelerator_file(profile.device).name
+    except UsageError as error:
+        raise InputError(
+            f"{path}: the profile is of {profile.device!r} ({profile.device_name}), which the "
+            "catalogue doesn't have",
+            hint=error.hint,
+        ) from error
     if measured != cluster.accelerator.name:
         raise InputError(
             f"{path}: the profile is of {profile.device} ({profile.device_name}), the cluster "
@@ -194,7 +201,10 @@ def apply_profile(cluster: Cluster, profile: MeasuredProfile, *, path: Path) -> 
             f"{cluster.inter.name} in the catalogue",
         )
     if accelerator.memory <= accelerator.reserved:
-        raise InputError(f"{path}: memory: {profile.memory} bytes is too little for its ranks")
+        raise InputError(
+            f"{path}: memory: {profile.memory} bytes is too little for its ranks",
+            hint="measure again: autoplan profile",
+        )
     intra = measured_link(profile, cluster.intra)
     inter = measured_link(profile, cluster.inter, level="across")
     if cluster.inter.name == cluster.intra.name and inter is cluster.inter:

@@ -6,7 +6,6 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from autoplan.errors import InputError
 from autoplan.ir.identity import plan_digest
 from autoplan.ir.plan import CalibrationRecord, CorrectionRecord, Plan
 from autoplan.profiles.correction import fit_correction, why_not_corrected
@@ -94,10 +93,7 @@ def add_run(plan: Plan, log: Path, target: Path) -> Calibrated:
     }
     after = calibration_of(plan, updated.residuals)
     assert after is not None
-    try:
-        write_record(updated, target)
-    except OSError as error:
-        raise InputError(f"{target}: can't write the residuals: {error}") from None
+    write_record(updated, target)
     return Calibrated(
         run=run,
         residual=residual,

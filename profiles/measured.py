@@ -23,7 +23,7 @@ from autoplan.ir.hardware import (
     Source,
 )
 from autoplan.ir.overlap import SlowDown
-from autoplan.profiles.plausible import check_units
+from autoplan.profiles.plausible import check_ranges, check_units
 from autoplan.profiles.residuals import Residual
 from autoplan.profiles.schema import (
     Bandwidth,
@@ -257,12 +257,42 @@ class MeasuredProfile(Record):
         ):
             for one in every:
                 check_units(field, one)
+        check_ranges(_figures(self))
         seen: set[str] = set()
         for operator in self.operators:
             if operator.signature in seen:
                 raise ValueError(f"operators has {operator.signature[:60]} twice")
             seen.add(operator.signature)
         return self
+
+
+def _figures(profile: MeasuredProfile) -> dict[str, float]:
+    """Figures that tell a section in another unit from the others, by names of `RANGES`."""
+    matmul = max(t.flop / t.time for t in profile.matmul)
+    memory = max(t.moved / t.time for t in (*profile.copies, *profile.updates))
+    timed = [t.time for t in profile.matmul]
+    timed += [t.time for t in (*profile.copies, *profile.updates)]
+    figures = {
+        "best matmul over best memory bandwidth, FLOP/B": matmul / memory,
+        "attention over best matmul": profile.attention.flop / profile.attention.time / matmul,
+        "kernel_latency over the shortest timing": profile.kernel_latency / min(timed),
+        "memory of a rank, B": profile.memory / profile.ranks,
+    }
+    if profile.collectives:
+        best = max(t.payload / t.time for t in profile.collectives)
+        figures["best collective over memory bandwidth"] = best / memory
+    if profile.dispatch_latency is not None:
+        figures["dispatch_latency, s"] = profile.dispatch_latency
+    if (overlap := profile.overlap) is not None:
+        figures["kernels beside collectives over alone"] = (
+            overlap.compute_beside / overlap.compute_alone
+        )
+        figures["collectives beside kernels over alone"] = (
+            overlap.network_beside / overlap.network_alone
+        )
+    if profile.operators:
+        figures["an operator, s"] = max(max(o.forward, o.backward) for o in profile.operators)
+    return figures
 
 
 def describe(profile: MeasuredProfile) -> str:

@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Generic, Literal, TypeVar
+from typing import Annotated, Generic, Literal, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -297,8 +297,28 @@ class ClusterFile(Record):
 def first_error(error: ValidationError) -> str:
     """Field path and reason of the first problem, e.g. ``copy.3.seconds: ...``."""
     problem = error.errors(include_url=False)[0]
-    path = ".".join(str(part) for part in problem["loc"]) or "top level"
-    return f"{path}: {problem['msg']}"
+    path = ".".join(str(part) for part in problem["loc"])
+    said = problem["msg"].removeprefix("Value error, ")
+    if not path:
+        return said if problem["type"] == "value_error" else f"top level: {said}"
+    return f"{path}: {said}"
+
+
+def _require_known_version(
+    path: Path, data: object, record: type[BaseModel], what: str, hint: str
+) -> None:
+    """Raise for a file of a later release, which has its own names for things."""
+    field = record.model_fields.get("schema_version")
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if field is None or not isinstance(version, int):
+        return
+    known = max(get_args(field.annotation))
+    if version > known:
+        raise InputError(
+            f"{path}: {what}: schema_version {version} is of a later release, this one reads "
+            f"{known}",
+            hint=f"update autoplan, or {hint or 'make the file again with this release'}",
+        )
 
 
 def read_record(path: Path, record: type[R], what: str, *, hint: str = "") -> R:
@@ -315,6 +335,7 @@ def read_record(path: Path, record: type[R], what: str, *, hint: str = "") -> R:
         ) from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: the {what} is not valid JSON: {error}", hint=hint) from error
+    _require_known_version(path, data, record, what, hint)
     try:
         return record.model_validate(data)
     except ValidationError as error:
@@ -322,9 +343,19 @@ def read_record(path: Path, record: type[R], what: str, *, hint: str = "") -> R:
 
 
 def write_record(record: BaseModel, path: Path) -> None:
-    """Write a record as JSON; readers never see half of it."""
+    """Write a record as JSON; readers never see half of it. `InputError` where that fails."""
     text = record.model_dump_json(indent=2) + "\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(path, text)
+    except OSError as error:
+        raise InputError(
+            f"{path}: can't be written: {error.strerror or error}",
+            hint="name another place, or make room",
+        ) from error
+
+
+def _replace(path: Path, text: str) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from autoplan import __version__
@@ -30,27 +29,19 @@ from autoplan.ir.record import graph_to_record
 from autoplan.profiles import cluster_record
 from autoplan.rules.coverage import replicated_notes, rule_coverage
 from autoplan.simulate import step_record
-from autoplan.solver.blocks import class_counts
+from autoplan.solver.baselines import Baseline
 from autoplan.solver.explore import Outcome
+from autoplan.solver.frames import class_counts
 from autoplan.solver.measured import operators_note
 from autoplan.solver.pricing import Overflow, Priced
 from autoplan.solver.space import Pins
 from autoplan.solver.timing import Simulated, Simulator
 from autoplan.units import format_bytes
 
-__all__ = ["Baseline", "assemble"]
+__all__ = ["assemble"]
 
 _CONSIDERED = 8
 _ZERO_LEVELS: tuple[Literal[0], Literal[1], Literal[2], Literal[3]] = (0, 1, 2, 3)
-
-
-@dataclass(frozen=True, slots=True)
-class Baseline:
-    """A baseline's best configuration, or why there is none."""
-
-    name: str
-    priced: Priced | None
-    reason: str
 
 
 def assemble(
@@ -266,7 +257,8 @@ def _notes(
     if cluster.accelerator.compiled:
         notes.append(
             "compiled: chains of elementwise operators and norms are priced as fused kernels, from "
-            "the device's curves; memory is that of a program that isn't compiled"
+            "the device's curves; memory is that of a program that isn't compiled, which keeps "
+            "more; whether compiling gains is for a run to say: train.py --compile and --no-compile"
         )
     for note in replicated_notes(rule_coverage(graph, 2)):
         notes.append(f"{note}; add one with autoplan.register_rule")

@@ -1,38 +1,40 @@
 """Cost of every class of blocks at given degrees: intra-operator solutions, cached.
 
-A `ModelPoint` is one choice for the whole chain: the placement of the tensors that cross
-block boundaries, the storage of tied parameters, and for each class the strategies that the
-intra-operator program found. Points of one key differ in how much they favour memory.
+A `ModelPoint` has a frame (what classes must agree on) and for each class the strategies that
+the intra-operator program found. Points of one frame can be mixed, class by class and copy by
+copy: they differ in recompute level and in how much they favour memory.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autoplan.costs.block import BlockCost, block_cost, host_times
 from autoplan.costs.collectives import collective_time
 from autoplan.errors import InfeasibleError
-from autoplan.ir.graph import BlockClass, Graph, Tensor
+from autoplan.ir.graph import BlockClass, Graph
 from autoplan.ir.hardware import Cluster
-from autoplan.ir.memo import by_identity
 from autoplan.ir.mesh import Group, spread
-from autoplan.ir.placement import CollectiveKind, Placement, Replicate, Shard
+from autoplan.ir.placement import CollectiveKind, Placement, Replicate
 from autoplan.ir.recompute import Recompute, is_kept
 from autoplan.ir.strategy import OpStrategy
+from autoplan.solver.frames import (
+    Frame,
+    block_ends,
+    boundary_placements,
+    class_counts,
+    fixed_parameters,
+    shared_parameters,
+    storage_options,
+)
 from autoplan.solver.intra import BlockPrograms, BlockSolution, Setting
 from autoplan.solver.offers import offers
 from autoplan.solver.problem import Weights
 
-__all__ = ["ALPHAS", "BlockPricer", "ModelPoint", "Question", "boundary_placements"]
-
-ALPHAS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 10.0)
-"""Weights of memory: 0 finds the fastest strategies, larger ones trade time for bytes.
-
-A weight alpha values the memory of a block at alpha times its time.
-"""
+__all__ = ["BlockPricer", "ModelPoint", "Question"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,8 @@ class Question:
     """What the strategies of a model are optimal for.
 
     ``spread`` is the number of microbatches that share the once-a-step sum of a partial gradient
-    in the compute dtype. ``state_ratio`` is
+    in the compute dtype. ``alpha`` weighs memory: all that the model holds without recompute is
+    worth alpha times its least time. ``state_ratio`` is
     how many bytes of memory a byte of parameters takes for each byte of saved activations.
     ``once`` is seconds for a local byte of parameters: a microbatch's share of what the step
     does with it at its end.
@@ -59,7 +62,7 @@ class Question:
 class ModelPoint:
     """Strategies and recompute level of every class, and what they cost for one microbatch."""
 
-    boundary: Placement
+    frame: Frame
     boundaries: tuple[tuple[tuple[Placement, ...], tuple[Placement, ...]], ...]
     """Placements at each class's start and end."""
     levels: tuple[Recompute, ...]
@@ -69,40 +72,6 @@ class ModelPoint:
     """Least seconds of a microbatch through the chain, partial gradients spread over the step."""
     scattered: bool = False
     """Whether ranks of the model axis share a whole message to a stage, and gather it there."""
-
-
-def boundary_placements(graph: Graph, ranks: int) -> tuple[Placement, ...]:
-    """Placements considered for the tensors between blocks: whole, or sharded on one dim.
-
-    Dim 0 is the microbatch; sharding it on tp is data parallelism under another name, so it is
-    left to the data axes. The last dim is what norms reduce over, so no norm could run on it.
-    """
-    if ranks == 1:
-        return (Replicate(),)
-    dims = {
-        dim
-        for block in graph.classes
-        for name in block.outputs
-        for dim in range(1, max(2, len(block.tensor(name).shape) - 1))
-        if len(block.tensor(name).shape) > 1 and block.tensor(name).shape[dim] % ranks == 0
-    }
-    return (Replicate(), *(Shard(dim) for dim in sorted(dims)))
-
-
-def _at_boundary(tensor: Tensor, placement: Placement, ranks: int) -> Placement:
-    if isinstance(placement, Shard) and (
-        placement.dim >= len(tensor.shape) or tensor.shape[placement.dim] % ranks
-    ):
-        return Replicate()
-    return placement
-
-
-def _ends(
-    block: BlockClass, boundary: Placement, tp: int
-) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
-    ins = tuple(_at_boundary(block.tensor(name), boundary, tp) for name in block.inputs)
-    outs = tuple(_at_boundary(block.tensor(name), boundary, tp) for name in block.outputs)
-    return ins, outs
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,22 +95,46 @@ class BlockPricer:
         self._cluster = cluster
         self._bounds: dict[tuple[int, int, int], _ClassBound] = {}
         self._solved: dict[tuple[object, ...], BlockSolution] = {}
-        self._points: dict[Question, ModelPoint] = {}
+        self._weights: dict[tuple[int, int, float], float] = {}
+        self._points: dict[tuple[Question, Frame | None], ModelPoint] = {}
+        self._costs: dict[
+            tuple[object, ...], tuple[BlockClass, Mapping[str, OpStrategy], BlockCost]
+        ] = {}
         self._programs = BlockPrograms(cluster)
 
     def group(self, tp: int) -> Group:
         """The tp group: neighbours, so inside the innermost level as far as it is large enough."""
         return spread(tp, 1, self._cluster.sizes, world=self._cluster.ranks)
 
-    def quick_bound(self, size: int, tp: int, *, recompute: Recompute) -> float:
-        """Seconds of one microbatch through the whole model that no strategies can beat."""
+    def class_bounds(self, size: int, tp: int) -> list[dict[Recompute, float]]:
+        """Seconds of a copy of each class by level that no strategies can beat."""
         graph = self._graphs[size]
-        counts = class_counts(graph)
-        total = 0.0
-        for index, count in enumerate(counts):
+        found = []
+        for index in range(len(graph.classes)):
             least = self._class_bound(graph, size, index, tp)
-            total += count * (least.forward + least.backward + least.again[recompute])
-        return total
+            both = least.forward + least.backward
+            found.append({level: both + again for level, again in least.again.items()})
+        return found
+
+    def level_bounds(
+        self, question: Question, levels: Sequence[Recompute], deadline: float
+    ) -> list[tuple[Placement, list[dict[Recompute, float]]]]:
+        """Seconds of a copy of each class by level that no strategies can beat, by boundary.
+
+        Classes are free to store tied parameters as suits each.
+        """
+        graph = self._graphs[question.size]
+        found = []
+        for boundary in boundary_placements(graph, question.tp):
+            blocks: list[dict[Recompute, float]] = [{} for _ in graph.classes]
+            for level in levels:
+                asked = _canonical(replace(question, recompute=level))
+                for index, block in enumerate(graph.classes):
+                    solved = self._solve(graph, index, asked, Frame(boundary), deadline)
+                    host = self._host_time(block, asked)
+                    blocks[index][level] = max(solved.bound, host)
+            found.append((boundary, blocks))
+        return found
 
     def _class_bound(self, graph: Graph, size: int, index: int, tp: int) -> _ClassBound:
         key = (size, index, tp)
@@ -167,43 +160,44 @@ class BlockPricer:
             )
         return self._bounds[key]
 
-    def point(self, question: Question, deadline: float) -> ModelPoint:
-        """Best point for a question: over boundary placements and tied storage."""
+    def point(self, question: Question, deadline: float, frame: Frame | None = None) -> ModelPoint:
+        """Best point for a question, in a frame if one is given."""
         question = _canonical(question)
-        if question not in self._points:
-            self._points[question] = self._best_point(question, deadline)
-        return self._points[question]
+        if (question, frame) not in self._points:
+            found = self._best_point(question, deadline, frame)
+            self._points[question, frame] = self._points[question, found.frame] = found
+        return self._points[question, frame]
 
-    def _best_point(self, question: Question, deadline: float) -> ModelPoint:
+    def _best_point(self, question: Question, deadline: float, frame: Frame | None) -> ModelPoint:
         graph = self._graphs[question.size]
         counts = class_counts(graph)
-        best: tuple[float, Placement, list[BlockSolution]] | None = None
+        best: tuple[float, Frame, list[BlockSolution]] | None = None
         refused: InfeasibleError | None = None
-        for boundary in boundary_placements(graph, question.tp):
-            for tied in self._tied_choices(graph, question, boundary, deadline):
-                enough = math.inf if best is None else best[0] * (1 - 1e-9)
-                objective = 0.0
-                solved = []
-                try:
-                    for index, count in enumerate(counts):
-                        item = self._solve(graph, index, question, boundary, tied, deadline)
-                        solved.append(item)
-                        objective += count * item.objective
-                        if objective >= enough:
-                            break
-                    else:
-                        best = objective, boundary, solved
-                except InfeasibleError as error:
-                    refused = error  # no strategy of some operator has these tied placements
+        frames = self._frames(graph, question, deadline) if frame is None else (frame,)
+        for tried in frames:
+            enough = math.inf if best is None else best[0] * (1 - 1e-9)
+            objective = 0.0
+            solved = []
+            try:
+                for index, count in enumerate(counts):
+                    item = self._solve(graph, index, question, tried, deadline)
+                    solved.append(item)
+                    objective += count * item.objective
+                    if objective >= enough:
+                        break
+                else:
+                    best = objective, tried, solved
+            except InfeasibleError as error:
+                refused = error  # no strategy of some operator has these tied placements
         if best is None:
             assert refused is not None
             raise refused
         point = self._model_point(graph, question, best[1], best[2])
-        if self._has_many_ties(graph, question.tp):
+        if frame is None and self._has_many_ties(graph, question.tp):
             # Not all were tried: only classes free of ties bound what the others take.
             free = min(
                 sum(
-                    count * self._solve(graph, index, question, boundary, {}, deadline).bound
+                    count * self._solve(graph, index, question, Frame(boundary), deadline).bound
                     for index, count in enumerate(counts)
                 )
                 for boundary in boundary_placements(graph, question.tp)
@@ -211,23 +205,27 @@ class BlockPricer:
             point = replace(point, microbatch_bound=min(point.microbatch_bound, free))
         return point
 
+    def _frames(self, graph: Graph, question: Question, deadline: float) -> Iterator[Frame]:
+        for boundary in boundary_placements(graph, question.tp):
+            for tied in self._tied_choices(graph, question, boundary, deadline):
+                yield Frame(boundary, tuple(sorted(tied.items())))
+
     def _solve(
         self,
         graph: Graph,
         index: int,
         question: Question,
-        boundary: Placement,
-        tied: Mapping[str, Placement],
+        frame: Frame,
         deadline: float,
     ) -> BlockSolution:
         block = graph.classes[index]
-        fixed = fixed_parameters(graph, index, tied)
-        key = (question, index, boundary, tuple(sorted(fixed.items())))
+        fixed = fixed_parameters(graph, index, dict(frame.tied))
+        key = (question, index, frame.boundary, tuple(sorted(fixed.items())))
         if key in self._solved:
             return self._solved[key]
         group = self.group(question.tp)
-        ins, outs = _ends(block, boundary, question.tp)
-        parameter_cost, memory_weight = self._memory_weights(graph, index, question)
+        ins, outs = block_ends(block, frame.boundary, question.tp)
+        memory_weight = self._memory_weight(graph, question)
         setting = Setting(
             boundary_in=ins,
             boundary_out=outs,
@@ -236,7 +234,7 @@ class BlockPricer:
             keeps=memory_weight > 0,
         )
         weights = Weights(
-            stored=parameter_cost + question.once,
+            stored=memory_weight * question.state_ratio + question.once,
             summed=self._partial_grad_cost(group) / question.spread,
             held=memory_weight,
         )
@@ -245,17 +243,17 @@ class BlockPricer:
         return solution
 
     def _model_point(
-        self, graph: Graph, question: Question, boundary: Placement, solved: list[BlockSolution]
+        self, graph: Graph, question: Question, frame: Frame, solved: list[BlockSolution]
     ) -> ModelPoint:
         group = self.group(question.tp)
-        ends = tuple(_ends(block, boundary, question.tp) for block in graph.classes)
+        ends = tuple(block_ends(block, frame.boundary, question.tp) for block in graph.classes)
         return ModelPoint(
-            boundary=boundary,
+            frame=frame,
             boundaries=ends,
             levels=(question.recompute,) * len(graph.classes),
             solutions=tuple(solved),
             costs=tuple(
-                block_cost(block, solution.strategies, *sides, group, self._cluster)
+                self._cost(block, solution.strategies, sides, group)
                 for block, solution, sides in zip(graph.classes, solved, ends, strict=True)
             ),
             microbatch_bound=sum(
@@ -266,6 +264,21 @@ class BlockPricer:
             ),
         )
 
+    def _cost(
+        self,
+        block: BlockClass,
+        strategies: Mapping[str, OpStrategy],
+        ends: tuple[tuple[Placement, ...], tuple[Placement, ...]],
+        group: Group,
+    ) -> BlockCost:
+        """Cost of a block; questions often have the same answer."""
+        key = (id(block), group.ranks, ends, tuple(map(id, strategies.values())))
+        if key not in self._costs:
+            cost = block_cost(block, strategies, *ends, group, self._cluster)
+            # What is kept beside the cost lives, so that no other object has its id.
+            self._costs[key] = block, strategies, cost
+        return self._costs[key][2]
+
     def _host_time(self, block: BlockClass, question: Question) -> float:
         host = host_times(block, self._cluster.accelerator)
         passes = 1 if question.recompute is Recompute.NONE else 2
@@ -275,22 +288,30 @@ class BlockPricer:
         payload = 2**30  # large, so that the rate is below that of any real sum
         return collective_time(CollectiveKind.ALL_REDUCE, payload, group, self._cluster) / payload
 
-    def _memory_weights(self, graph: Graph, index: int, question: Question) -> tuple[float, float]:
-        """Seconds for a local byte of parameters, and for a byte kept to the backward."""
-        if question.alpha == 0.0:
-            return 0.0, 0.0
-        block = graph.classes[index]
-        least = self._class_bound(graph, question.size, index, question.tp)
-        parameters = sum(block.tensor(name).size for name in block.parameters)
-        saved = 0  # of full recompute: only the boundary is kept, whatever the strategies
-        if question.recompute is Recompute.NONE:
-            saved = sum(block.tensor(name).size for op in block.ops for name in op.saved)
-        elif question.recompute is Recompute.SELECTIVE:
-            kept = [name for op in block.ops if is_kept(op) for name in op.outputs]
-            saved = sum(block.tensor(name).size for name in kept)
-        weighted = question.state_ratio * parameters + saved
-        price = question.alpha * (least.forward + least.backward) / max(1.0, weighted)
-        return price * question.state_ratio, price if saved else 0.0
+    def _memory_weight(self, graph: Graph, question: Question) -> float:
+        """Seconds for a byte kept to the backward, the same for all classes and levels."""
+        return question.alpha * self._weight_unit(graph, question) if question.alpha else 0.0
+
+    def weight_at(self, question: Question, rate: float) -> float:
+        """Weight of memory, to a power of two, at which a byte is worth ``rate`` seconds."""
+        question = _canonical(replace(question, alpha=1.0))
+        weight = rate / self._weight_unit(self._graphs[question.size], question)
+        return 2.0 ** round(math.log2(weight)) if weight > 0 else 0.0
+
+    def _weight_unit(self, graph: Graph, question: Question) -> float:
+        """Seconds for a byte if the least time of all blocks is worth what they hold."""
+        key = (question.size, question.tp, question.state_ratio)
+        if key not in self._weights:
+            seconds = weighted = 0.0
+            for index, count in enumerate(class_counts(graph)):
+                block = graph.classes[index]
+                least = self._class_bound(graph, question.size, index, question.tp)
+                parameters = sum(block.tensor(name).size for name in block.parameters)
+                saved = sum(block.tensor(name).size for op in block.ops for name in op.saved)
+                seconds += count * (least.forward + least.backward)
+                weighted += count * (question.state_ratio * parameters + saved)
+            self._weights[key] = seconds / max(1.0, weighted)
+        return self._weights[key]
 
     def _tied_choices(
         self, graph: Graph, question: Question, boundary: Placement, deadline: float
@@ -304,7 +325,7 @@ class BlockPricer:
             whole: dict[str, Placement] = dict.fromkeys(options, Replicate())
             yield whole
             for index in range(len(graph.classes)):
-                alone = self._solve(graph, index, question, boundary, {}, deadline)
+                alone = self._solve(graph, index, question, Frame(boundary), deadline)
                 chosen = {
                     fqn: alone.placements[local][0]
                     for fqn, uses in shared_parameters(graph).items()
@@ -325,7 +346,7 @@ class BlockPricer:
         for fqn, uses in shared_parameters(graph).items():
             legal: list[Placement] | None = None
             for index, local in uses:
-                offered = _storage_options(graph.classes[index], local, tp, self._cluster)
+                offered = storage_options(graph.classes[index], local, tp, self._cluster)
                 legal = offered if legal is None else [p for p in legal if p in offered]
             options[fqn] = legal or [Replicate()]
         return options
@@ -342,57 +363,3 @@ def _canonical(question: Question) -> Question:
     once = 2.0 ** round(math.log2(question.once)) if question.once else 0.0
     spread = 4 ** math.ceil(math.log(question.spread, 4))
     return replace(question, spread=spread, state_ratio=ratio, once=once)
-
-
-@by_identity(64)
-def class_counts(graph: Graph) -> list[int]:
-    """Instances of each class."""
-    counts = [0] * len(graph.classes)
-    for instance in graph.instances:
-        counts[instance.block_class] += 1
-    return counts
-
-
-@by_identity(64)
-def shared_parameters(graph: Graph) -> dict[str, list[tuple[int, str]]]:
-    """FQN to (class, local name) of its uses, for parameters that more than one class uses."""
-    uses: dict[str, list[tuple[int, str]]] = {}
-    for instance in graph.instances:
-        block = graph.block_class(instance)
-        for local, fqn in zip(block.parameters, instance.parameters, strict=True):
-            entry = (instance.block_class, local)
-            if entry not in uses.setdefault(fqn, []):
-                uses[fqn].append(entry)
-    return {fqn: found for fqn, found in uses.items() if len(found) > 1}
-
-
-def fixed_parameters(
-    graph: Graph, index: int, tied: Mapping[str, Placement]
-) -> dict[str, Placement]:
-    """Storage of tied parameters by the local names of one class."""
-    fixed: dict[str, Placement] = {}
-    for fqn, uses in shared_parameters(graph).items():
-        for used_in, local in uses:
-            if used_in == index and fqn in tied:
-                fixed[local] = tied[fqn]
-    return fixed
-
-
-def _storage_options(block: BlockClass, name: str, tp: int, cluster: Cluster) -> list[Placement]:
-    options: list[Placement] | None = None
-    for op, priced in zip(block.ops, offers(block, tp, cluster.accelerator), strict=True):
-        for slot, used in enumerate(op.inputs):
-            if used != name:
-                continue
-            offered: list[Placement] = []
-            for strategy, _ in priced:
-                placement = _storage(strategy, slot)
-                if placement not in offered:
-                    offered.append(placement)
-            options = offered if options is None else [p for p in options if p in offered]
-    return options or [Replicate()]
-
-
-def _storage(strategy: OpStrategy, slot: int) -> Placement:
-    placement = strategy.inputs[slot]
-    return placement if isinstance(placement, Shard) else Replicate()

@@ -1,60 +1,93 @@
 """Lower bounds on the step time and memory of a configuration, before pricing it.
 
-Time: the sum over blocks of the least intra-operator objective, run through
-`pipeline_bound`, with the data-parallel collectives of fully sharded parameters beside it.
-Memory: training state and saved activations as if everything divided evenly over tp and the
-stages. Both are below what any strategies and any cut can reach in this cost model.
+Time: the sum over blocks of the least intra-operator objective and of the least recompute that
+memory forces, run through `pipeline_bound`, with the data-parallel collectives of fully sharded
+parameters beside it. Memory: training state and saved activations as if everything divided
+evenly over tp and the stages. Both are below what any strategies, levels and cut can reach in
+this cost model.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autoplan.costs.compute import is_view
-from autoplan.costs.data_parallel import data_parallel_times
+from autoplan.costs.data_parallel import DataParallelTimes, data_parallel_times
 from autoplan.costs.fusion import fusion
-from autoplan.costs.memory import born_late, state_bytes
+from autoplan.costs.memory import born_late, bucket_bytes, state_bytes
 from autoplan.costs.step import update_traffic
 from autoplan.ir.experts import EXPERTS
-from autoplan.ir.graph import Graph, dtype_size
+from autoplan.ir.graph import BlockClass, Graph
 from autoplan.ir.hardware import Accelerator, Cluster
 from autoplan.ir.optimizer import UpdateRule
+from autoplan.ir.overlap import overlapped_time
 from autoplan.ir.recompute import Recompute, is_kept
-from autoplan.solver.blocks import class_counts
-from autoplan.solver.least_kept import least_kept
+from autoplan.schedules import in_flight
+from autoplan.solver.between import scalar_time
+from autoplan.solver.chain import Point
+from autoplan.solver.frames import class_counts
+from autoplan.solver.recompute import room_of_stages
 from autoplan.solver.space import Configuration
 
 __all__ = [
     "ModelSize",
     "Roofline",
+    "class_data_times",
+    "kept_room",
+    "least_points",
     "memory_bound",
     "model_size",
+    "once_a_step",
     "pipeline_bound",
     "roofline",
+    "stage_limits",
     "time_bound",
+    "total_times",
+    "update_bound",
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """Whole-model sums at one microbatch size: elements, and bytes kept by one microbatch."""
+    """Whole-model sums at one microbatch size.
+
+    ``kept`` is, for each class of blocks, the bytes that a copy holds from forward to backward
+    by recompute level. ``first_gradient`` is bytes of what the backward makes while all of that
+    is still held, ``batch`` those of a microbatch's inputs. ``parameters`` is (all, trainable)
+    elements of a copy of each class, tied ones with the first class that uses them;
+    ``handed_on`` the least bytes that one block hands to the next.
+    """
 
     numel: int
     trainable: int
-    kept: Mapping[Recompute, int]
+    copies: tuple[int, ...]
+    kept: tuple[Mapping[Recompute, int], ...]
+    parameters: tuple[tuple[int, int], ...]
+    first_gradient: int
+    batch: int
+    handed_on: int
+
+    def least_kept(self, levels: Sequence[Recompute]) -> int:
+        """Bytes that a microbatch keeps at least at those levels."""
+        return sum(
+            count * min(kept[level] for level in levels)
+            for count, kept in zip(self.copies, self.kept, strict=True)
+        )
 
 
-def pipeline_bound(total: float, stages: int, microbatches: int) -> float:
+def pipeline_bound(total: float, stages: int, microbatches: int, *, tail: float = 0.0) -> float:
     """Least seconds in which any cut into ``stages`` can run ``microbatches``.
 
-    ``total`` is the time of one microbatch through all stages. Stage s works ``m t_s`` and
-    waits at least for one microbatch to pass the stages before it, forward and back:
-    ``T >= m t_s + sum_{j<s} t_j`` for every s, whose least common T is
-    ``total / (1 - (1 - 1/m)^stages)``.
+    ``total`` is the time of one microbatch through all stages, ``tail`` that of what all do
+    at their ends. Stage s works ``m t_s`` and waits at least for one microbatch to pass the
+    stages before it, forward and back, so ``T >= m t_s + sum_{j<s} t_j + tail_s`` for every s.
+    Of these inequalities, weighted so that every t has the same factor, the first stage's has
+    the least weight.
     """
-    return total / (1.0 - (1.0 - 1.0 / microbatches) ** stages)
+    left = (1.0 - 1.0 / microbatches) ** (stages - 1)
+    return (total + tail * left / microbatches) / (1.0 - left * (1.0 - 1.0 / microbatches))
 
 
 def model_size(graph: Graph) -> ModelSize:
@@ -64,35 +97,25 @@ def model_size(graph: Graph) -> ModelSize:
     return ModelSize(
         numel=sum(p.numel for p in parameters),
         trainable=sum(p.numel for p in parameters if p.trainable),
-        kept=least_kept(graph),
+        copies=tuple(class_counts(graph)),
+        kept=tuple(_kept_bytes(block) for block in graph.classes),
+        parameters=tuple(_own_parameters(graph)),
+        first_gradient=_first_gradient(graph.block_class(graph.instances[-1])),
+        batch=sum(tensor.size for tensor in graph.inputs),
+        handed_on=min((_input_bytes(graph.block_class(i)) for i in graph.instances[1:]), default=0),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
-    """Seconds of a microbatch: what ranks can share at best, and kernels that each must start.
+    """Seconds of a microbatch: what ranks can share at best, and kernels that each must start."""
 
-    ``again`` is the part of the forward that selective recompute runs again.
-    """
+    shared: float = 0.0
+    latency: float = 0.0
 
-    forward: float = 0.0
-    backward: float = 0.0
-    again: float = 0.0
-    forward_latency: float = 0.0
-    backward_latency: float = 0.0
-    again_latency: float = 0.0
-
-    def microbatch(self, tp: int, *, recompute: Recompute) -> float:
+    def microbatch(self, tp: int) -> float:
         """Seconds that no strategies on ``tp`` ranks can beat."""
-        forward = self.forward / tp + self.forward_latency
-        seconds = forward + self.backward / tp + self.backward_latency
-        match recompute:
-            case Recompute.NONE:
-                return seconds
-            case Recompute.SELECTIVE:
-                return seconds + self.again / tp + self.again_latency
-            case Recompute.FULL:
-                return seconds + forward
+        return self.shared / tp + self.latency
 
 
 def roofline(graph: Graph, accelerator: Accelerator) -> Roofline:
@@ -106,8 +129,8 @@ def roofline(graph: Graph, accelerator: Accelerator) -> Roofline:
     rate *= max(1.0, *(share for _, share in accelerator.matmul_efficiency.points))
     bandwidth = accelerator.memory_bandwidth
     bandwidth *= max(1.0, *(share for _, share in accelerator.memory_efficiency.points))
-    forward = backward = again = 0.0
-    forward_kernels = backward_kernels = again_kernels = 0
+    seconds = 0.0
+    kernels = 0
     for count, block in zip(class_counts(graph), graph.classes, strict=True):
         fused = fusion(block) if accelerator.compiled else None
         for op in block.ops:
@@ -121,121 +144,277 @@ def roofline(graph: Graph, accelerator: Accelerator) -> Roofline:
             view = is_view(op, block)
             if not view:
                 work = op.flop / rate if counted else 0.0
-                seconds = count * max(work, sum(t.size for t in made) / bandwidth)
-                forward += seconds
-                forward_kernels += count
-                if not is_kept(op):
-                    again += seconds
-                    again_kernels += count
+                seconds += count * max(work, sum(t.size for t in made) / bandwidth)
+                kernels += count
             received = sum(tensor.size for tensor in made if tensor.requires_grad)
             wanted = any(block.tensor(name).requires_grad for name in op.inputs)
             if received and wanted and not (view and op.flop_backward == 0):
                 work = op.flop_backward / rate if counted else 0.0
-                backward += count * max(work, received / bandwidth)
-                backward_kernels += count
-    return Roofline(
-        forward=forward,
-        backward=backward,
-        again=again,
-        forward_latency=forward_kernels * accelerator.kernel_latency,
-        backward_latency=backward_kernels * accelerator.kernel_latency,
-        again_latency=again_kernels * accelerator.kernel_latency,
-    )
+                seconds += count * max(work, received / bandwidth)
+                kernels += count
+    return Roofline(shared=seconds, latency=kernels * accelerator.kernel_latency)
+
+
+def _kept_bytes(block: BlockClass) -> dict[Recompute, int]:
+    """Bytes that a copy of a block surely keeps; those who receive what it hands on keep that."""
+    others = {*block.parameters, *block.buffers, *block.shared}
+    others |= {block.tensor(name).base for name in block.outputs}
+    selected = [
+        name for op in block.ops if is_kept(op) and op.target != EXPERTS for name in op.outputs
+    ]
+
+    def own(names: Iterable[str]) -> int:
+        bases = {block.tensor(name).base for name in names} - others
+        return sum(block.tensor(base).size for base in bases)
+
+    # A checkpoint keeps nothing where autograd saves nothing.
+    saves = bool(block.parameters) or any(op.saved for op in block.ops)
+    return {
+        Recompute.NONE: own(name for op in block.ops for name in op.saved),
+        Recompute.SELECTIVE: own([*block.inputs, *selected]) * saves,
+        Recompute.FULL: own(block.inputs) * saves,
+    }
+
+
+def _own_parameters(graph: Graph) -> Iterator[tuple[int, int]]:
+    trainable = {p.fqn: p.trainable for p in graph.parameters}
+    seen: set[str] = set()
+    first = {instance.block_class: instance for instance in reversed(graph.instances)}
+    for index in range(len(graph.classes)):
+        own = [fqn for fqn in first[index].parameters if fqn not in seen]
+        seen.update(own)
+        counts = {fqn: graph.parameter(fqn).numel for fqn in own}
+        yield sum(counts.values()), sum(n for fqn, n in counts.items() if trainable[fqn])
+
+
+def _input_bytes(block: BlockClass) -> int:
+    return sum(block.tensor(name).size for name in block.inputs)
+
+
+def _first_gradient(block: BlockClass) -> int:
+    """Bytes of the gradients that the last operator with saved tensors gives to activations.
+
+    Whatever the model keeps is held until that operator's backward has run.
+    """
+    for op in reversed(block.ops):
+        if op.saved and any(block.tensor(name).requires_grad for name in op.outputs):
+            given = {name for name in op.inputs if name not in block.parameters}
+            wanted = (block.tensor(name) for name in given)
+            return sum(tensor.size for tensor in wanted if tensor.requires_grad)
+    return 0
 
 
 def memory_bound(
-    size: ModelSize, configuration: Configuration, itemsize: int, *, update: UpdateRule
+    size: ModelSize,
+    configuration: Configuration,
+    itemsize: int,
+    *,
+    levels: Sequence[Recompute],
+    update: UpdateRule,
 ) -> int:
-    """Bytes that the fullest rank needs at least."""
+    """Bytes that the fullest rank needs at least, at the best of those recompute levels."""
     mesh = configuration.mesh
     settings = configuration.memory_settings(itemsize, update=update)
     parts = mesh.tp * mesh.pp
     state = state_bytes(size.numel // parts, size.trainable // parts, settings)
-    kept = size.kept[configuration.recompute] // parts
+    held = sum(state) + bucket_bytes(size.trainable // parts, settings)
+    held += configuration.microbatches * size.batch
+    kept = size.least_kept(levels) // parts
+    if not configuration.pipelined:
+        kept += size.first_gradient // mesh.tp
     if born_late(settings):
-        return sum(state) - state[1] + max(state[1], kept)
+        return held - state[1] + max(state[1], kept)
     if settings.zero >= 2 and settings.pipelined:
         # Gradients are born in the first backward, and level 3 has gathered all when it ends.
         late = state[1] + (state[3] if settings.zero == 3 else 0)
-        return sum(state) - late + max(late, kept)
-    return sum(state) + kept
+        return held - late + max(late, kept)
+    return held + kept
+
+
+def kept_room(
+    size: ModelSize, configuration: Configuration, itemsize: int, limit: int, *, update: UpdateRule
+) -> float:
+    """Most bytes of the whole model that a microbatch can keep within ``limit`` bytes a rank."""
+    mesh = configuration.mesh
+    settings = configuration.memory_settings(itemsize, update=update)
+    state = state_bytes(size.numel // mesh.tp, size.trainable // mesh.tp, settings)
+    held = sum(state) - (state[1] if born_late(settings) else 0)
+    if settings.zero >= 2 and settings.pipelined:
+        held -= state[1] + (state[3] if settings.zero == 3 else 0)
+    held += bucket_bytes(size.trainable // mesh.tp, settings)
+    limit -= configuration.microbatches * size.batch
+    if not configuration.pipelined:
+        limit -= size.first_gradient // mesh.tp
+    flights = [
+        in_flight(configuration.schedule, stage, mesh.pp, configuration.microbatches)
+        if configuration.pipelined
+        else 1
+        for stage in range(mesh.pp)
+    ]
+    return mesh.tp * room_of_stages(limit, held, flights)
 
 
 def time_bound(
-    graph: Graph,
     size: ModelSize,
     configuration: Configuration,
     cluster: Cluster,
     *,
+    kernels: float,
     operators: float,
     program: float,
+    data: DataParallelTimes,
+    itemsize: int,
     update: UpdateRule,
 ) -> float:
     """Seconds that the step takes at least.
 
-    ``operators`` bounds the work of one microbatch. ``program`` bounds that work plus a
-    microbatch's share of the once-a-step sums of partial gradients: those delay their own
-    stage only, so it holds on average over the stages but not along the pipeline.
+    ``kernels`` bounds the operators' kernels of one microbatch, ``operators`` those with
+    collectives of the model axis. ``program`` bounds them plus a microbatch's share of the
+    once-a-step sums of partial gradients: those delay their own stage only, so it holds on
+    average over the stages but not along the pipeline. ``data`` is that of all blocks.
     """
+    mesh, microbatches = configuration.mesh, configuration.microbatches
+    end = update_bound(size, configuration, cluster, itemsize, update=update)
+    summing = (1.0 - 1.0 / microbatches) * data.accumulate
+    if configuration.pipelined:
+        tail = once_a_step(data, configuration)
+        return end + max(
+            pipeline_bound(operators + summing, mesh.pp, microbatches, tail=tail),
+            (microbatches * (program + summing) + tail) / mesh.pp,
+        )
+    work = max(operators, program)
+    if configuration.zero >= 2:
+        again = 2 if configuration.zero == 3 else 1
+        copies = summing + data.pack + again * data.unpack
+        beside = again * data.gather + data.reduce
+        if cluster.accelerator.synchronous:
+            return microbatches * (work + copies + beside) + end
+        return microbatches * _beside(kernels, copies, work, beside, cluster) + end
+    last = _beside(kernels, summing, work, data.reduce, cluster)
+    if not configuration.sync.overlaps:
+        last = work + summing + data.reduce
+    return (microbatches - 1) * (work + summing) + last + data.publish + data.pack + end
+
+
+def update_bound(
+    size: ModelSize,
+    configuration: Configuration,
+    cluster: Cluster,
+    itemsize: int,
+    *,
+    update: UpdateRule,
+) -> float:
+    """Seconds that the update of the fullest rank's parameters takes at least."""
     mesh = configuration.mesh
-    parts = mesh.tp * mesh.pp
     moved = update_traffic(
-        size.trainable // parts,
+        size.trainable // (mesh.tp * mesh.pp),
         zero=configuration.zero,
         dp_shard=mesh.dp_shard,
-        itemsize=dtype_size(graph.dtype),
+        itemsize=itemsize,
         update=update,
     )
-    updating = (moved.in_place + moved.filled) / cluster.accelerator.memory_bandwidth
-    microbatches = configuration.microbatches
-    summing = _summing_time(size, configuration, dtype_size(graph.dtype), cluster)
-    operators, program = operators + summing, program + summing
-    if configuration.pipelined:
-        along = pipeline_bound(operators, mesh.pp, microbatches)
-        return updating + max(along, microbatches * program / mesh.pp)
-    work = max(operators, program)
-    gather, reduce = _collectives(graph, configuration, cluster)
-    tail = 0.0
-    if configuration.zero >= 2:
-        gathers = 2 if configuration.zero == 3 else 1
-        work = max(work, gathers * gather + reduce)
-    else:
-        tail = max(0.0, reduce - work)
-    return microbatches * work + tail + updating
+    return moved.seconds(cluster.accelerator) + scalar_time(configuration, cluster)
 
 
-def _summing_time(
-    size: ModelSize, configuration: Configuration, itemsize: int, cluster: Cluster
-) -> float:
-    """Seconds of a microbatch, on average, to add its gradients to those of earlier ones."""
-    mesh = configuration.mesh
-    held = size.trainable // mesh.tp * (itemsize if configuration.zero <= 1 else 4)
-    if configuration.zero >= 2:
-        held //= mesh.dp_shard
-    later = 1.0 - 1.0 / configuration.microbatches
-    return later * 3 * held / cluster.accelerator.memory_bandwidth
+def _beside(kernels: float, copies: float, work: float, network: float, cluster: Cluster) -> float:
+    """Least seconds of a microbatch's ``work`` and ``copies`` with collectives beside them.
+
+    Nothing slows collectives while kernels wait for those of the model axis, ``work - kernels``.
+    """
+    waiting = max(0.0, work - kernels)
+    slow_down = cluster.accelerator.slow_down
+    left = max(0.0, network - waiting)
+    busy = work - waiting + copies
+    return waiting + overlapped_time(busy, left, slow_down.compute, slow_down.network)
 
 
-def _collectives(
-    graph: Graph, configuration: Configuration, cluster: Cluster
-) -> tuple[float, float]:
-    """Seconds of gathering and of reducing every block once, were all parameters sharded."""
-    gather = reduce = 0.0
-    trainable = {p.fqn: p.trainable for p in graph.parameters}
-    seen: set[str] = set()
-    first = {instance.block_class: instance for instance in reversed(graph.instances)}
-    for index, count in enumerate(class_counts(graph)):
-        own = [fqn for fqn in first[index].parameters if fqn not in seen]
-        seen.update(own)
-        counts = {fqn: graph.parameter(fqn).numel // configuration.mesh.tp for fqn in own}
-        times = data_parallel_times(
-            numel=sum(counts.values()),
-            trainable=sum(n for fqn, n in counts.items() if trainable[fqn]),
-            itemsize=dtype_size(graph.dtype),
+def class_data_times(
+    size: ModelSize, configuration: Configuration, cluster: Cluster, itemsize: int
+) -> list[DataParallelTimes]:
+    """Seconds of a copy's data-parallel collectives by class, were parameters sharded on tp."""
+    tp = configuration.mesh.tp
+    return [
+        data_parallel_times(
+            numel=numel // tp,
+            trainable=trainable // tp,
+            itemsize=itemsize,
             zero=configuration.zero,
             mesh=configuration.mesh,
             cluster=cluster,
+            sync=configuration.sync,
         )
-        gather += count * times.gather
-        reduce += count * times.reduce
-    return gather, reduce
+        for numel, trainable in size.parameters
+    ]
+
+
+def total_times(copies: Sequence[int], times: Sequence[DataParallelTimes]) -> DataParallelTimes:
+    """Seconds of all copies of all classes."""
+
+    def total(name: str) -> float:
+        seconds: list[float] = [getattr(t, name) for t in times]
+        return sum(n * s for n, s in zip(copies, seconds, strict=True))
+
+    return DataParallelTimes(
+        gather=total("gather"),
+        reduce=total("reduce"),
+        publish=total("publish"),
+        accumulate=total("accumulate"),
+        unpack=total("unpack"),
+        pack=total("pack"),
+    )
+
+
+def once_a_step(times: DataParallelTimes, configuration: Configuration) -> float:
+    """Seconds at the end of a pipeline's step that nothing hides."""
+    seconds = times.pack + times.publish
+    if configuration.zero >= 2:
+        seconds += times.reduce + times.unpack
+    return seconds
+
+
+def least_points(
+    size: ModelSize,
+    configuration: Configuration,
+    seconds: Sequence[Mapping[Recompute, float]],
+    data: Sequence[DataParallelTimes],
+    itemsize: int,
+    *,
+    levels: Sequence[Recompute],
+    update: UpdateRule,
+    whole_inputs: bool,
+) -> list[list[Point]]:
+    """Points of each class in a pipeline, one a level, that no strategies are below.
+
+    ``whole_inputs``: what blocks hand on isn't sharded.
+    """
+    tp = configuration.mesh.tp
+    settings = configuration.memory_settings(itemsize, update=update)
+    later = 1.0 - 1.0 / configuration.microbatches
+    found = []
+    for index, (elements, times) in enumerate(zip(size.parameters, data, strict=True)):
+        numel, trainable = (count // tp for count in elements)
+        state = state_bytes(numel, trainable, settings)
+        held = sum(state) + bucket_bytes(trainable, settings)
+        if configuration.zero >= 2:
+            held -= state[1] + (state[3] if configuration.zero == 3 else 0)
+        points = []
+        for level in levels:
+            whole = level is Recompute.FULL and whole_inputs
+            kept = size.kept[index][level] // (1 if whole else tp)
+            time = seconds[index][level] + later * times.accumulate
+            points.append(
+                Point(forward=time, backward=0.0, static=held, activation=kept, transient=0)
+            )
+        found.append(points)
+    return found
+
+
+def stage_limits(
+    size: ModelSize, configuration: Configuration, limit: int, *, whole_inputs: bool
+) -> list[int]:
+    """Bytes that each stage of a pipeline has at most for its blocks."""
+    mesh, microbatches = configuration.mesh, configuration.microbatches
+    left = limit - microbatches * size.batch
+    handed_on = microbatches * size.handed_on // (1 if whole_inputs else mesh.tp)
+    ends = [(stage > 0) + (stage < mesh.pp - 1) for stage in range(mesh.pp)]
+    return [left - count * handed_on for count in ends]

@@ -4,7 +4,8 @@ A stage takes the sum of the times of its blocks' points, and holds
 
     sum static + in_flight sum activation + max transient + fixed
 
-bytes, where ``fixed`` is what no point changes: boundaries and tied parameters. With the
+bytes, where ``fixed`` is what no point changes: what the stage holds anyway, boundaries and tied
+parameters. With the
 microbatches in flight given, a point is a time, a weight ``static + in_flight activation`` that
 adds up, and a transient of which only the largest counts.
 """
@@ -70,16 +71,20 @@ class Chain:
 
     Blocks with the same points are of one class: ``classes`` lists their points, ``class_of``
     says which each item has, ``counts`` [i, class] how many there are before item i. Stages with
-    as many microbatches in flight are alike: ``flights`` lists those numbers and ``group_of``
-    says which of them each stage has. ``times``, ``static``, ``activation`` and ``transient`` are
-    of [class, point], the first again where a class has fewer points than others; ``single``
-    says that none has a choice. ``crossing`` [item] is seconds of both messages of a microbatch
-    at a stage's end, ``least_times`` [item] seconds of its fastest point. No stage has more than
-    ``longest`` items.
+    as many microbatches in flight and as many ``resident`` bytes are of one group: ``group_of``
+    says of which, ``flights`` how many microbatches each has. ``times``, ``static``,
+    ``activation`` and ``transient`` are of [class, point], the first again where a class has
+    fewer points than others; ``single`` says that none has a choice. ``crossing`` [item] is
+    seconds of both messages of a microbatch at a stage's end, ``least_times`` [item] seconds of
+    its fastest point. No stage has more than ``longest`` items.
     """
 
     def __init__(
-        self, items: Sequence[ChainItem], in_flight: Sequence[int], microbatches: int
+        self,
+        items: Sequence[ChainItem],
+        in_flight: Sequence[int],
+        microbatches: int,
+        resident: Sequence[int] = (),
     ) -> None:
         index: dict[tuple[Point, ...], int] = {}
         self.items = tuple(items)
@@ -89,8 +94,11 @@ class Chain:
         self.counts = np.zeros((len(items) + 1, len(index)), dtype=np.int64)
         self.counts[np.arange(1, len(items) + 1), self.class_of] = 1
         np.cumsum(self.counts, axis=0, out=self.counts)
-        self.flights = tuple(dict.fromkeys(in_flight))
-        self.group_of = tuple(self.flights.index(flight) for flight in in_flight)
+        stages = list(zip(in_flight, resident or [0] * len(in_flight), strict=True))
+        groups = list(dict.fromkeys(stages))
+        self.flights = tuple(flight for flight, _ in groups)
+        self.group_of = tuple(groups.index(stage) for stage in stages)
+        self._resident = np.array([size for _, size in groups], dtype=np.int64)
         width = max(map(len, index))
         padded = [points + points[:1] * (width - len(points)) for points in index]
         self.times, self.static, self.activation, self.transient = (
@@ -110,7 +118,8 @@ class Chain:
         fixed = self.microbatches * (sent + received)
         if any(item.tied for item in self.items):
             fixed += tied_bytes([item.tied for item in self.items], reach)
-        return fixed + np.multiply.outer(np.array(self.flights, dtype=np.int64), sent)
+        fixed = fixed + np.multiply.outer(np.array(self.flights, dtype=np.int64), sent)
+        return fixed + self._resident[:, None, None]
 
     def weights(self) -> NDArray[np.int64]:
         """Bytes [group, class, point] that add up over the blocks of a stage."""
@@ -130,6 +139,7 @@ class Chain:
         held += sum({key: size for item in items for key, size in item.tied}.values())
         ends = self.microbatches * int(self._sent[first - 1]) if first else 0
         ends += (self.microbatches + flight) * int(self._sent[last - 1])
+        held += int(self._resident[group])
         return held + ends + max(point.transient for point in points)
 
     def seconds(self, ranges: Sequence[tuple[int, int]], choices: Sequence[int]) -> float:

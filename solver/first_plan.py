@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from autoplan.errors import SolverLimitError
-from autoplan.solver.pricing import Overflow, Priced
+from autoplan.solver.pricing import Found, Priced
 from autoplan.solver.space import Configuration
 
 __all__ = ["FirstPlan"]
@@ -28,7 +28,7 @@ class FirstPlan:
     ``memory`` and ``bound`` are lower bounds, asked for small microbatches only.
     """
 
-    price: Callable[[Configuration], Priced | Overflow]
+    price: Callable[[Configuration], Found]
     memory: Callable[[Configuration], int]
     bound: Callable[[Configuration], float]
     memory_limit: int
@@ -71,7 +71,7 @@ class FirstPlan:
         if time.monotonic() >= self.deadline:
             return False
         result = self.price(configuration)
-        if isinstance(result, Overflow):
+        if not isinstance(result, Priced):
             return False
         if self.best is not None and result.step_time >= self.best.step_time:
             return False
@@ -87,6 +87,5 @@ def _but_for_microbatch(configuration: Configuration) -> tuple[object, ...]:
     return (
         configuration.mesh,
         configuration.zero,
-        configuration.recompute,
         configuration.schedule,
     )

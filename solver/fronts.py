@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from autoplan.solver.chain import Point
 
-__all__ = ["Front", "Option", "Step", "fronts", "highest"]
+__all__ = ["Front", "Option", "Step", "fronts", "highest", "hull"]
 
 
 class Option(NamedTuple):
@@ -53,12 +53,14 @@ def fronts(block_class: int, points: Sequence[Point], in_flight: int) -> list[Fr
     options = _undominated(points, in_flight)
     found = []
     for transient in sorted({option.transient for option in options}):
-        left: list[Option] = []
-        for option in options:
-            if option.transient <= transient and (not left or option.time < left[-1].time):
-                left.append(option)
+        left = _pareto([option for option in options if option.transient <= transient])
         found.append(Front(transient, left, _hull_steps(block_class, left)))
     return found
+
+
+def hull(points: Sequence[Point], in_flight: int) -> list[Option]:
+    """Corners of the lower convex hull of weight and time, whatever the transients, ascending."""
+    return _hull(_pareto(_options(points, in_flight)))
 
 
 def highest(some: Sequence[Front], transient: int) -> Front:
@@ -66,28 +68,44 @@ def highest(some: Sequence[Front], transient: int) -> Front:
     return next(front for front in reversed(some) if front.transient <= transient)
 
 
-def _undominated(points: Sequence[Point], in_flight: int) -> list[Option]:
-    """Points that no other beats in weight, time and transient, ascending in weight."""
-    options = sorted(
+def _options(points: Sequence[Point], in_flight: int) -> list[Option]:
+    return sorted(
         Option(point.weight(in_flight), point.time, point.transient, index)
         for index, point in enumerate(points)
     )
+
+
+def _undominated(points: Sequence[Point], in_flight: int) -> list[Option]:
+    """Points that no other beats in weight, time and transient, ascending in weight."""
     kept: list[Option] = []
-    for option in options:
+    for option in _options(points, in_flight):
         if all(o.time > option.time or o.transient > option.transient for o in kept):
             kept.append(option)
     return kept
 
 
-def _hull_steps(block_class: int, options: Sequence[Option]) -> list[Step]:
-    hull: list[Option] = []
+def _pareto(options: Sequence[Option]) -> list[Option]:
+    """Options that no other beats in weight and time; they come ascending in weight."""
+    kept: list[Option] = []
     for option in options:
-        while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= _slope(hull[-1], option):
-            hull.pop()
-        hull.append(option)
+        if not kept or option.time < kept[-1].time:
+            kept.append(option)
+    return kept
+
+
+def _hull(options: Sequence[Option]) -> list[Option]:
+    corners: list[Option] = []
+    for option in options:
+        while len(corners) > 1 and _slope(*corners[-2:]) >= _slope(corners[-1], option):
+            corners.pop()
+        corners.append(option)
+    return corners
+
+
+def _hull_steps(block_class: int, options: Sequence[Option]) -> list[Step]:
     return [
         Step(_slope(a, b), block_class, b.weight - a.weight, a.time - b.time, b)
-        for a, b in pairwise(hull)
+        for a, b in pairwise(_hull(options))
     ]
 
 

@@ -7,10 +7,10 @@ import time
 
 from autoplan.errors import Detail, InfeasibleError, SolverLimitError
 from autoplan.ir.hardware import Cluster
-from autoplan.ir.recompute import recompute_levels
-from autoplan.solver.explore import Outcome, Problem, Searcher
+from autoplan.solver.candidates import Problem
+from autoplan.solver.explore import Outcome, Searcher
 from autoplan.solver.pricing import Overflow, Priced
-from autoplan.solver.space import Configuration, Pins, configurations
+from autoplan.solver.space import Configuration, Pins, configurations, permitted_levels
 from autoplan.units import format_bytes, format_time
 
 __all__ = ["infeasible_error"]
@@ -40,7 +40,7 @@ def infeasible_error(
         else "try a shorter --seq-len or a larger device; no single change tried here fits"
     )
     return InfeasibleError(
-        f"no plan fits: the leanest ({least.configuration.label()}) needs "
+        f"no plan fits: the leanest ({least.label()}) needs "
         f"{format_bytes(least.peak_memory)} a rank, {format_bytes(limit)} are usable on "
         f"{problem.cluster.accelerator.name}: {format_bytes(shortfall)} ({shortfall} bytes) short, "
         f"most of it {largest}",
@@ -49,7 +49,7 @@ def infeasible_error(
             "needed": least.peak_memory,
             "memory_limit": limit,
             "shortfall": shortfall,
-            "configuration": least.configuration.label(),
+            "configuration": least.label(),
             "memory": parts,
             "changes": [
                 {"change": text, "step_time": priced.step_time} for text, priced in changes
@@ -103,12 +103,15 @@ def _changes_that_fit(problem: Problem, pins: Pins) -> list[tuple[str, Priced]]:
 
 
 def _text(change: str, priced: Priced) -> str:
-    return f"{change} ({priced.configuration.label()}: {format_time(priced.step_time)} a step)"
+    return f"{change} ({priced.label()}: {format_time(priced.step_time)} a step)"
 
 
 def _first_fit(problem: Problem, cluster: Cluster, pins: Pins) -> Priced | None:
     changed = dataclasses.replace(
-        problem, cluster=cluster, deadline=time.monotonic() + _SECONDS_PER_CHANGE
+        problem,
+        cluster=cluster,
+        deadline=time.monotonic() + _SECONDS_PER_CHANGE,
+        levels=permitted_levels(problem.graphs[1], pins),
     )
     space = list(
         configurations(
@@ -116,7 +119,6 @@ def _first_fit(problem: Problem, cluster: Cluster, pins: Pins) -> Priced | None:
             global_batch=problem.global_batch,
             max_stages=len(problem.graphs[1].instances),
             pins=pins,
-            levels=recompute_levels(problem.graphs[1]),
         )
     )
     return Searcher(changed).run(space).best

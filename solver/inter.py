@@ -41,22 +41,28 @@ _SLACK = 1.5
 class StageCut:
     """Stages as half-open ranges of items, and the index of each item's point.
 
-    ``objective`` is the seconds it minimises, ``peak_memory`` the bytes of the fullest stage
-    and ``shortfall`` how far that exceeds the limit: if positive, no cut fits and this one
+    ``objective`` is the seconds it minimises, ``peaks`` the bytes of each stage
+    and ``shortfall`` how far the fullest exceeds the limit: if positive, no cut fits and this one
     has the least peak.
     """
 
     ranges: Ranges
     choices: tuple[int, ...]
     objective: float
-    peak_memory: int
+    peaks: tuple[int, ...]
     shortfall: int
+
+    @property
+    def peak_memory(self) -> int:
+        """Bytes of the fullest stage."""
+        return max(self.peaks)
 
     @classmethod
     def given(cls, ranges: Ranges) -> StageCut:
         """Stages that are decided, each item at its only point; not priced."""
         choices = (0,) * ranges[-1][1]
-        return cls(ranges=ranges, choices=choices, objective=0.0, peak_memory=0, shortfall=0)
+        peaks = (0,) * len(ranges)
+        return cls(ranges=ranges, choices=choices, objective=0.0, peaks=peaks, shortfall=0)
 
 
 def cut_stages(
@@ -66,18 +72,22 @@ def cut_stages(
     microbatches: int,
     in_flight: Sequence[int],
     memory_limit: int,
+    resident: Sequence[int] = (),
 ) -> StageCut:
-    """Fastest cut that fits in memory, or the one with the least peak when none does."""
+    """Fastest cut that fits in memory, or the one with the least peak when none does.
+
+    ``resident`` is bytes that each stage holds whatever its blocks are.
+    """
     if not 1 <= stages <= len(items):
         raise UsageError(
             f"{len(items)} blocks can't be cut into {stages} stages",
             hint=f"use --pp {len(items)} or less",
         )
     assert len(in_flight) == stages
-    chain = Chain(items, in_flight, microbatches)
+    chain = Chain(items, in_flight, microbatches, resident)
     ranges, chosen = _best(chain, memory_limit)
     choices = tuple(point for stage in chosen for point in stage)
-    peak = max(
+    peaks = tuple(
         chain.peak(group, first, last, choices[first:last])
         for group, (first, last) in zip(chain.group_of, ranges, strict=True)
     )
@@ -85,8 +95,8 @@ def cut_stages(
         ranges=ranges,
         choices=choices,
         objective=chain.seconds(ranges, choices),
-        peak_memory=peak,
-        shortfall=max(0, peak - memory_limit),
+        peaks=peaks,
+        shortfall=max(0, max(peaks) - memory_limit),
     )
 
 

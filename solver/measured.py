@@ -5,7 +5,7 @@ from __future__ import annotations
 from autoplan.costs.compute import measured_time, op_time
 from autoplan.ir.graph import Graph
 from autoplan.ir.hardware import Accelerator, Provenance
-from autoplan.solver.blocks import class_counts
+from autoplan.solver.frames import class_counts
 from autoplan.solver.pricing import Priced
 
 __all__ = ["measured_share", "operators_note"]

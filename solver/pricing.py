@@ -1,34 +1,22 @@
-"""Price of one configuration: stage cut, step time, memory of every stage.
+"""Price of one configuration with given strategies and stages: step time, memory of each stage.
 
-The cut minimises ``sum t + (m - 1) max t`` exactly under each stage's memory; the step time is
-then that of the event simulation of the schedule, which for 1F1B with uneven stages is less.
+The step time is that of the event simulation of the schedule, stages taken as a whole.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autoplan.costs.data_parallel import data_parallel_times
-from autoplan.costs.dispatched import dispatched
-from autoplan.costs.memory import (
-    GENERATOR_STATE,
-    BlockMemory,
-    MemorySettings,
-    StageMemory,
-    stage_memory,
-    state_bytes,
-    unit_bytes,
-)
+from autoplan.costs.memory import MemorySettings, StageMemory, stage_memory
 from autoplan.costs.step import BlockTime, StageTime, stage_time, update_traffic
-from autoplan.ir.graph import BlockClass, Graph, dtype_size
-from autoplan.ir.hardware import NO_RECOMPUTE_WORK, Cluster
+from autoplan.ir.graph import Graph, dtype_size
+from autoplan.ir.hardware import Cluster
+from autoplan.ir.memo import by_identity
 from autoplan.ir.optimizer import UpdateRule
 from autoplan.ir.recompute import Recompute
-from autoplan.ir.strategy import OpStrategy
-from autoplan.ir.variants import class_families
 from autoplan.schedules import in_flight
 from autoplan.simulate import Gathering, Messages, simulate_pipeline
 from autoplan.solver.between import (
@@ -40,12 +28,26 @@ from autoplan.solver.between import (
     tied_times,
 )
 from autoplan.solver.blocks import ModelPoint
-from autoplan.solver.chain import ChainItem, Point
-from autoplan.solver.inter import StageCut, cut_stages
+from autoplan.solver.inter import StageCut
+from autoplan.solver.pieces import Pieces, pieces
 from autoplan.solver.shared import shared_costs
 from autoplan.solver.space import Configuration
 
-__all__ = ["Overflow", "Priced", "StageOutcome", "gathering_of", "parameter_time", "price"]
+__all__ = [
+    "Found",
+    "Overflow",
+    "Priced",
+    "Slower",
+    "StageOutcome",
+    "better",
+    "flights_of",
+    "gathering_of",
+    "least_pipeline_time",
+    "memories_of",
+    "parameter_time",
+    "price",
+    "resident_bytes",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +104,7 @@ class Priced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overflow:
-    """A configuration that does not fit: its least peak and the stage's parts.
+    """A configuration that does not fit: its least peak, parts of that stage, all stages.
 
     ``levels`` are those of recompute by block of the chain.
     """
@@ -111,16 +113,42 @@ class Overflow:
     levels: tuple[Recompute, ...]
     peak_memory: int
     memory: StageMemory
+    stages: tuple[StageMemory, ...]
 
     def label(self) -> str:
         """Short text for reports."""
         return self.configuration.label(self.levels)
 
 
-@dataclass(frozen=True, slots=True)
-class _Blocks:
-    times: tuple[BlockTime, ...]
-    memories: tuple[BlockMemory, ...]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slower:
+    """A configuration that fits but takes ``bound`` seconds at least, more than was asked for."""
+
+    configuration: Configuration
+    bound: float
+    stages: tuple[StageMemory, ...]
+
+
+Found = Priced | Overflow | Slower
+
+
+def memories_of(found: Found) -> tuple[StageMemory, ...]:
+    """Memory of each stage."""
+    if isinstance(found, Priced):
+        return tuple(stage.memory for stage in found.stages)
+    return found.stages
+
+
+def better(first: Found, second: Found) -> Found:
+    """The faster price; else what says most: that it is slower, or the least overflow."""
+    priced = [found for found in (first, second) if isinstance(found, Priced)]
+    if priced:
+        return min(priced, key=lambda found: found.step_time)
+    slower = [found for found in (first, second) if isinstance(found, Slower)]
+    if slower:
+        return min(slower, key=lambda found: found.bound)
+    overflows = [found for found in (first, second) if isinstance(found, Overflow)]
+    return min(overflows, key=lambda found: found.peak_memory)
 
 
 def price(
@@ -131,37 +159,13 @@ def price(
     *,
     update: UpdateRule,
     memory_limit: int,
-    cut: StageCut | None = None,
-) -> Priced | Overflow:
-    """Price a configuration with those strategies, cut as given or as well as possible.
-
-    Recompute is as the point says for each class of ``graph``, whatever the configuration's.
-    """
-    shared_time, shared_bytes = shared_costs(graph, cluster)
-    resident = sum(math.prod(b.shape) * dtype_size(b.dtype) for b in graph.buffers)
-    # Every stage is handed the whole batch of its data rank.
-    resident += configuration.microbatches * sum(tensor.size for tensor in graph.inputs)
-    blocks = _blocks(graph, configuration, point, cluster)
-    settings = configuration.memory_settings(
-        dtype_size(graph.dtype), update=update, host=cluster.accelerator.synchronous
-    )
-    stages = configuration.mesh.pp
-    flights = [
-        in_flight(configuration.schedule, stage, stages, configuration.microbatches)
-        if configuration.pipelined
-        else 1
-        for stage in range(stages)
-    ]
-    sends = send_times(graph, configuration, point, cluster)
-    if cut is None:
-        limit = memory_limit - resident - shared_bytes * max(flights)
-        cut = _cut(graph, configuration, point, blocks, settings, flights, sends, limit)
-    memories = [
-        _stage_memory(
-            graph, point, blocks, settings, (first, last), flights[index], shared_bytes, resident
-        )
-        for index, (first, last) in enumerate(cut.ranges)
-    ]
+    cut: StageCut,
+    enough: float = math.inf,
+) -> Priced | Overflow | Slower:
+    """Price of a configuration with those strategies and that cut, if it is below ``enough``."""
+    blocks = pieces(graph, configuration, point, cluster)
+    shared_time, _ = shared_costs(graph, cluster)
+    memories = stage_memories(graph, configuration, point, blocks, cut, cluster, update)
     worst = max(memories, key=lambda memory: memory.peak)
     if worst.peak > memory_limit:
         return Overflow(
@@ -169,14 +173,50 @@ def price(
             levels=_levels(graph, point),
             peak_memory=worst.peak,
             memory=worst,
+            stages=memories,
         )
     times = [
         _stage_time(graph, configuration, point, blocks, *span, shared_time, cluster)
         for span in cut.ranges
     ]
-    return _finish(
-        graph, configuration, point, cluster, cut, blocks.times, times, memories, sends, update
+    updates = optimizer_times(graph, configuration, point, cluster, cut, update)
+    optimizer = max(updates) + scalar_time(configuration, cluster)
+    least = optimizer + least_pipeline_time(
+        [time.forward + time.backward for time in times], configuration.microbatches
     )
+    if least >= enough:
+        return Slower(configuration=configuration, bound=least, stages=memories)
+    return _finish(
+        graph, configuration, point, cluster, cut, blocks.times, times, memories, optimizer
+    )
+
+
+def _levels(graph: Graph, point: ModelPoint) -> tuple[Recompute, ...]:
+    return tuple(point.levels[instance.block_class] for instance in graph.instances)
+
+
+def least_pipeline_time(stages: Sequence[float], microbatches: int) -> float:
+    """Seconds that any schedule takes at least: stage s waits for one microbatch to pass s - 1.
+
+    >>> least_pipeline_time([1.0, 2.0], 4)
+    9.0
+    """
+    least = passed = 0.0
+    for seconds in stages:
+        least = max(least, microbatches * seconds + passed)
+        passed += seconds
+    return least
+
+
+def flights_of(configuration: Configuration) -> list[int]:
+    """Most microbatches that each stage holds at once."""
+    stages = configuration.mesh.pp
+    if not configuration.pipelined:
+        return [1]
+    return [
+        in_flight(configuration.schedule, stage, stages, configuration.microbatches)
+        for stage in range(stages)
+    ]
 
 
 def gathering_of(configuration: Configuration) -> Gathering:
@@ -217,136 +257,44 @@ def parameter_time(
     return (moved.seconds(cluster.accelerator) + sums) / (elements * itemsize)
 
 
-def _levels(graph: Graph, point: ModelPoint) -> tuple[Recompute, ...]:
-    return tuple(point.levels[instance.block_class] for instance in graph.instances)
-
-
-def _blocks(
-    graph: Graph, configuration: Configuration, point: ModelPoint, cluster: Cluster
-) -> _Blocks:
-    """Times and memory of each class (not instance)."""
-    trainable = {p.fqn: p.trainable for p in graph.parameters}
-    times, memories = [], []
-    first_of = {i.block_class: i for i in reversed(graph.instances)}
-    itemsize = dtype_size(graph.dtype)
-    families = class_families(graph)
-    seen: set[str] = set()
-    unseen: dict[int, tuple[bool, ...]] = {}  # by family: which parameters are its own
-    for index, (cost, level) in enumerate(zip(point.costs, point.levels, strict=True)):
-        counts = local_counts(point, first_of[index])
-        numel = sum(counts.values())
-        learnt = sum(count for fqn, count in counts.items() if trainable[fqn])
-        # A tied parameter is gathered and reduced once; two stages do so each for itself.
-        bound = first_of[index].parameters
-        if families[index] == index:
-            unseen[index] = tuple(configuration.pipelined or fqn not in seen for fqn in bound)
-            seen.update(counts)
-        own = {f: counts[f] for f, new in zip(bound, unseen[families[index]], strict=True) if new}
-        recompute = cluster.accelerator.recompute.get(level.value, NO_RECOMPUTE_WORK)
-        watched = _watched(graph.classes[index], point.solutions[index].strategies, level)
-        first_pass, second_pass = recompute.of(watched)
-        times.append(
-            BlockTime(
-                forward=cost.forward + first_pass,
-                backward=cost.backward,
-                tp_forward=cost.tp_forward,
-                tp_backward=cost.tp_backward,
-                again=cost.forward_again(level) + second_pass,
-                data_parallel=data_parallel_times(
-                    numel=sum(own.values()),
-                    trainable=sum(n for fqn, n in own.items() if trainable[fqn]),
-                    itemsize=itemsize,
-                    zero=configuration.zero,
-                    mesh=configuration.mesh,
-                    cluster=cluster,
-                    tensors=len(own),
-                    sync=configuration.sync,
-                ),
-            )
-        )
-        held = cost.held.at(level)
-        recomputed = cost.held.saves and level is not Recompute.NONE
-        generator = GENERATOR_STATE if recomputed and cluster.accelerator.synchronous else 0
-        memories.append(
-            BlockMemory(
-                numel=numel,
-                trainable=learnt,
-                largest=max((n for fqn, n in counts.items() if trainable[fqn]), default=0),
-                kept=held.kept + generator,
-                forward=held.forward,
-                working=held.backward,
-                fresh=held.fresh,
-                boundary_in=cost.boundary,
-                boundary_out=cost.boundary_out,
-                inputs=cost.held.inputs,
-                outputs=cost.held.outputs,
-                kept_inputs=held.kept_inputs,
-                read_inputs=cost.held.read,
-                kept_outputs=held.kept_outputs,
-                passed=cost.held.passed,
-            )
-        )
-    return _Blocks(tuple(times), tuple(memories))
-
-
-def _watched(block: BlockClass, strategies: Mapping[str, OpStrategy], level: Recompute) -> int:
-    """Operators of a block that recompute does something for besides running them again."""
-    if level is not Recompute.SELECTIVE:
-        return len(block.ops)
-    return sum(dispatched(op, strategies[op.name]) for op in block.ops)
-
-
-def _cut(
+def stage_memories(
     graph: Graph,
     configuration: Configuration,
     point: ModelPoint,
-    blocks: _Blocks,
-    settings: MemorySettings,
-    flights: Sequence[int],
-    sends: Sequence[float],
-    limit: int,
-) -> StageCut:
-    if not configuration.pipelined:
-        return StageCut.given(((0, len(graph.instances)),))
-    items = []
-    uses = Counter(fqn for instance in graph.instances for fqn in instance.parameters)
-    for position, instance in enumerate(graph.instances):
-        time = blocks.times[instance.block_class]
-        memory = blocks.memories[instance.block_class]
-        counts = local_counts(point, instance)
-        tied = {fqn: count for fqn, count in counts.items() if uses[fqn] > 1}
-        own = sum(tied.values())
-        static = sum(state_bytes(memory.numel - own, max(0, memory.trainable - own), settings))
-        only = Point(
-            forward=time.forward + time.tp_forward,
-            backward=time.backward + time.tp_backward + time.again,
-            static=static,
-            activation=memory.kept,
-            transient=max(memory.forward, memory.working) + unit_bytes(memory.numel, settings),
-        )
-        items.append(
-            ChainItem(
-                points=(only,),
-                boundary=memory.boundary_out,
-                send=sends[position] if position < len(sends) else 0.0,
-                tied=tuple(
-                    (fqn, sum(state_bytes(count, count, settings))) for fqn, count in tied.items()
-                ),
-            )
-        )
-    return cut_stages(
-        items,
-        stages=configuration.mesh.pp,
-        microbatches=configuration.microbatches,
-        in_flight=flights,
-        memory_limit=limit,
+    blocks: Pieces,
+    cut: StageCut,
+    cluster: Cluster,
+    update: UpdateRule,
+) -> tuple[StageMemory, ...]:
+    """Memory of each stage of a cut."""
+    settings = configuration.memory_settings(
+        dtype_size(graph.dtype), update=update, host=cluster.accelerator.synchronous
     )
+    _, shared = shared_costs(graph, cluster)
+    resident = resident_bytes(graph, configuration)
+    return tuple(
+        _stage_memory(graph, point, blocks, settings, span, flight, shared, resident)
+        for span, flight in zip(cut.ranges, flights_of(configuration), strict=True)
+    )
+
+
+def resident_bytes(graph: Graph, configuration: Configuration) -> int:
+    """Bytes of the model's buffers and of the batch, which every stage is handed whole."""
+    buffers = sum(math.prod(b.shape) * dtype_size(b.dtype) for b in graph.buffers)
+    return buffers + configuration.microbatches * sum(tensor.size for tensor in graph.inputs)
+
+
+@by_identity(64)
+def _shares_parameters(graph: Graph) -> bool:
+    """Whether some parameter is of several blocks."""
+    used = [fqn for instance in graph.instances for fqn in instance.parameters]
+    return len(set(used)) < len(used)
 
 
 def _stage_memory(
     graph: Graph,
     point: ModelPoint,
-    blocks: _Blocks,
+    blocks: Pieces,
     settings: MemorySettings,
     span: tuple[int, int],
     flight: int,
@@ -354,22 +302,23 @@ def _stage_memory(
     resident: int,
 ) -> StageMemory:
     first, last = span
-    held: dict[str, int] = {}
+    chosen = graph.instances[first:last]
+    parts = [blocks.memories[instance.block_class] for instance in chosen]
     tied: dict[str, int] = {}
-    parts = []
-    for instance in graph.instances[first:last]:
-        memory = blocks.memories[instance.block_class]
-        counts = local_counts(point, instance)
-        tied.update((fqn, count) for fqn, count in counts.items() if fqn in held)
-        repeated = sum(count for fqn, count in counts.items() if fqn in held)
-        held.update(counts)
-        parts.append(
-            replace(
-                memory,
-                numel=memory.numel - repeated,
-                trainable=max(0, memory.trainable - repeated),
-            )
-        )
+    if _shares_parameters(graph):
+        held: set[str] = set()
+        for index, instance in enumerate(chosen):
+            counts = local_counts(point, instance)
+            again = {fqn: count for fqn, count in counts.items() if fqn in held}
+            held.update(counts)
+            if again:
+                tied.update(again)
+                memory, repeated = parts[index], sum(again.values())
+                parts[index] = replace(
+                    memory,
+                    numel=memory.numel - repeated,
+                    trainable=max(0, memory.trainable - repeated),
+                )
     if first == 0:
         parts[0] = replace(parts[0], boundary_in=0)
     if last == len(graph.instances):
@@ -388,7 +337,7 @@ def _stage_time(
     graph: Graph,
     configuration: Configuration,
     point: ModelPoint,
-    blocks: _Blocks,
+    blocks: Pieces,
     first: int,
     last: int,
     shared: float,
@@ -419,11 +368,10 @@ def _finish(
     block_times: tuple[BlockTime, ...],
     times: Sequence[StageTime],
     memories: Sequence[StageMemory],
-    sends: Sequence[float],
-    update: UpdateRule,
+    optimizer: float,
 ) -> Priced:
     microbatches = configuration.microbatches
-    updates = optimizer_times(graph, configuration, point, cluster, cut, update)
+    sends = send_times(graph, configuration, point, cluster)
     tied = tied_times(graph, configuration, point, cluster, cut)
     if configuration.pipelined:
         forward = [time.forward for time in times]
@@ -461,7 +409,6 @@ def _finish(
     ]
     # Clipping by the global norm makes every rank wait for the last gradient.
     synced = max(finishes)
-    optimizer = max(updates) + scalar_time(configuration, cluster)
     return Priced(
         graph=graph,
         configuration=configuration,

@@ -12,19 +12,13 @@ from autoplan.ir.graph import Graph
 from autoplan.ir.hardware import Cluster
 from autoplan.ir.optimizer import UpdateRule, update_rule
 from autoplan.ir.plan import ModelRecord, Plan, WorkloadRecord
-from autoplan.ir.recompute import recompute_levels
-from autoplan.solver.assemble import Baseline, assemble
-from autoplan.solver.explore import (
-    GraphFamily,
-    Outcome,
-    Problem,
-    Searcher,
-    baseline_filters,
-    no_plan_yet,
-    require_any,
-)
+from autoplan.solver.assemble import assemble
+from autoplan.solver.baselines import adopt_better_baseline, price_baselines
+from autoplan.solver.candidates import GraphFamily, Problem
+from autoplan.solver.explore import Outcome, Searcher
 from autoplan.solver.infeasible import infeasible_error
-from autoplan.solver.space import Configuration, Pins, configurations, parse_pins
+from autoplan.solver.refusals import no_plan_yet, require_any
+from autoplan.solver.space import Configuration, Pins, configurations, parse_pins, permitted_levels
 from autoplan.solver.timing import Simulator
 from autoplan.units import format_bytes
 
@@ -53,10 +47,13 @@ def solve(
     *,
     pins: Mapping[str, str],
     time_limit: float = 60.0,
+    gap: float = 0.01,
     memory_limit: int | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
     """Fastest plan found within ``time_limit`` seconds, with its bound and the baselines.
+
+    The search stops once its plan is surely within ``gap`` (relative) of the best.
 
     Raises UsageError for pins that can't hold, InfeasibleError when nothing fits in
     ``memory_limit`` bytes a rank, SolverLimitError when time ran out before any plan.
@@ -73,24 +70,25 @@ def solve(
             f"{smallest.name} has no trainable parameter among {len(smallest.parameters)}",
             hint="there is nothing to train: set requires_grad on the parameters to learn",
         )
-    levels = recompute_levels(smallest)
-    if not any(fixed.permits("recompute", level) for level in levels):
+    levels = permitted_levels(smallest, fixed)
+    if not levels:
         raise UsageError(
             f"{smallest.name} has recurrent layers, which can't be recomputed selectively",
             hint="--recompute full, or leave it to the planner",
         )
-    space = list(
-        configurations(
+    blocks = len(smallest.instances)
+    update = update_rule(workload.optimizer, master=workload.master_weights == "float32")
+
+    def space_of(allowed: Pins) -> list[Configuration]:
+        everything = configurations(
             ranks=cluster.ranks,
             global_batch=workload.global_batch,
-            max_stages=len(smallest.instances),
-            pins=fixed,
-            levels=levels,
+            max_stages=blocks,
+            pins=allowed,
         )
-    )
-    update = update_rule(workload.optimizer, master=workload.master_weights == "float32")
-    space = [c for c in space if _runs(c, update)]
-    blocks = len(smallest.instances)
+        return [c for c in everything if _runs(c, update)]
+
+    space = space_of(fixed)
     require_any(space, fixed, cluster.ranks, workload.global_batch, blocks)
     problem = Problem(
         graphs=graphs,
@@ -99,17 +97,19 @@ def solve(
         update=update,
         memory_limit=limit,
         deadline=started + time_limit * (1 - _BASELINE_SHARE),
+        levels=levels,
+        gap=gap,
     )
     searcher = Searcher(problem, progress)
     if progress is not None:
         progress("first plan: configurations without a model axis")
     outcome = _search(searcher, space)
-    baselines = _baselines(searcher, fixed, started + time_limit, progress)
+    baselines = price_baselines(searcher, space_of(Pins({})), started + time_limit, progress)
     simulator = Simulator(cluster, update)
     if outcome.best is not None:
         outcome.best = simulator.fastest([outcome.best, *outcome.priced])
     baselines = [replace(b, priced=simulator.timed(b.priced)) if b.priced else b for b in baselines]
-    _adopt_better_baseline(outcome, baselines, fixed)
+    adopt_better_baseline(outcome, baselines, fixed)
     if outcome.best is None:
         if outcome.termination == "time_limit":
             raise no_plan_yet(outcome, time_limit)
@@ -154,59 +154,3 @@ def _memory_limit(cluster: Cluster, asked: int | None) -> int:
             hint=f"the default is {format_bytes(usable)} usable",
         )
     return asked
-
-
-def _baselines(
-    searcher: Searcher, pins: Pins, deadline: float, progress: Callable[[str], None] | None
-) -> list[Baseline]:
-    """Best configuration of each baseline, whatever the pins."""
-    problem = searcher.problem
-    searcher.extend_deadline(deadline)
-    everything = [
-        configuration
-        for configuration in configurations(
-            ranks=problem.cluster.ranks,
-            global_batch=problem.global_batch,
-            max_stages=len(problem.graphs[1].instances),
-            pins=Pins({}),
-            levels=recompute_levels(problem.graphs[1]),
-        )
-        if _runs(configuration, problem.update)
-    ]
-    found = []
-    for name, accepts in baseline_filters(problem.cluster).items():
-        if progress is not None:
-            progress(f"baseline: {name}")
-        subset = [c for c in everything if accepts(c)]
-        if not subset:
-            found.append(Baseline(name, None, "not legal on this cluster and batch"))
-            continue
-        outcome = searcher.run(subset, phase=f"baseline {name}")
-        found.append(Baseline(name, outcome.best, _reason(searcher, outcome, subset)))
-    return found
-
-
-def _reason(searcher: Searcher, outcome: Outcome, subset: list[Configuration]) -> str:
-    if outcome.best is not None:
-        return "" if outcome.termination == "optimal" else "best found within the time limit"
-    if outcome.termination != "optimal":
-        return "not priced within the time limit"
-    limit = searcher.problem.memory_limit
-    needed = min(
-        [o.peak_memory for o in outcome.overflows]
-        or [searcher.memory_needed(configuration) for configuration in subset]
-    )
-    relation = "needs" if outcome.overflows else "needs at least"
-    return f"does not fit: {relation} {format_bytes(needed)} of {format_bytes(limit)}"
-
-
-def _adopt_better_baseline(outcome: Outcome, baselines: list[Baseline], pins: Pins) -> None:
-    """Never return a plan slower than a baseline: matters when time ran out."""
-    if pins.allowed:
-        return
-    for baseline in baselines:
-        if baseline.priced is None:
-            continue
-        if outcome.best is None or baseline.priced.step_time < outcome.best.step_time:
-            outcome.best = baseline.priced
-            outcome.lower_bound = min(outcome.lower_bound, baseline.priced.step_time)

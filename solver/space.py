@@ -14,12 +14,21 @@ from dataclasses import dataclass
 from autoplan.costs.data_parallel import AS_PLANNED, GradientSync
 from autoplan.costs.memory import MemorySettings
 from autoplan.errors import UsageError
+from autoplan.ir.graph import Graph
 from autoplan.ir.levels import levels_text
 from autoplan.ir.mesh import Mesh
 from autoplan.ir.optimizer import UpdateRule
-from autoplan.ir.recompute import Recompute
+from autoplan.ir.recompute import Recompute, recompute_levels
 
-__all__ = ["PIN_NAMES", "Configuration", "Pins", "configurations", "divisors", "parse_pins"]
+__all__ = [
+    "PIN_NAMES",
+    "Configuration",
+    "Pins",
+    "configurations",
+    "divisors",
+    "parse_pins",
+    "permitted_levels",
+]
 
 PIN_NAMES = (
     "pp",
@@ -41,13 +50,12 @@ _CHOICES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """One point of the outer space."""
+    """One point of the outer space; recompute levels are chosen block by block."""
 
     mesh: Mesh
     micro_batch_size: int
     microbatches: int
     zero: int
-    recompute: Recompute
     schedule: str
     sync: GradientSync = AS_PLANNED
 
@@ -84,7 +92,7 @@ class Configuration:
         parts = [" x ".join(axes) or "1 rank", f"mbs {self.micro_batch_size}"]
         if self.mesh.dp > 1:
             parts.append(f"zero {self.zero}")
-        recompute = levels_text(levels or [self.recompute])
+        recompute = levels_text(levels)
         if recompute != Recompute.NONE:
             parts.append(f"recompute {recompute}")
         if self.pipelined:
@@ -191,13 +199,17 @@ def divisors(number: int) -> list[int]:
     return small + [number // d for d in reversed(small) if d * d != number]
 
 
+def permitted_levels(graph: Graph, pins: Pins) -> tuple[Recompute, ...]:
+    """Recompute levels that a model can run at and the pins allow, the least first."""
+    return tuple(v for v in recompute_levels(graph) if pins.permits("recompute", v))
+
+
 def configurations(
     *,
     ranks: int,
     global_batch: int,
     max_stages: int,
     pins: Pins,
-    levels: Sequence[Recompute] = tuple(Recompute),
 ) -> Iterator[Configuration]:
     """Every legal configuration, in a fixed order."""
     for mesh in _meshes(ranks, max_stages, pins):
@@ -208,18 +220,14 @@ def configurations(
             for size in divisors(per_rank):
                 if not pins.permits("micro_batch_size", size):
                     continue
-                for recompute in levels:
-                    if not pins.permits("recompute", recompute):
-                        continue
-                    for schedule in _schedules(mesh, per_rank // size, pins):
-                        yield Configuration(
-                            mesh=mesh,
-                            micro_batch_size=size,
-                            microbatches=per_rank // size,
-                            zero=zero,
-                            recompute=recompute,
-                            schedule=schedule,
-                        )
+                for schedule in _schedules(mesh, per_rank // size, pins):
+                    yield Configuration(
+                        mesh=mesh,
+                        micro_batch_size=size,
+                        microbatches=per_rank // size,
+                        zero=zero,
+                        schedule=schedule,
+                    )
 
 
 def _meshes(ranks: int, max_stages: int, pins: Pins) -> Iterator[Mesh]:

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autoplan.ir.graph import Graph
-from autoplan.ir.variants import split_classes
-from autoplan.solver.blocks import ModelPoint, shared_parameters
+from autoplan.ir.memo import by_identity
+from autoplan.ir.variants import Variants, split_classes
+from autoplan.solver.blocks import ModelPoint
+from autoplan.solver.frames import shared_parameters
 
 __all__ = ["pick_points"]
 
@@ -25,21 +27,19 @@ def pick_points(
     ValueError for points that do not fit together: other tensors between blocks, or another
     storage of a parameter that several picked classes use.
     """
-    if any(point.boundary != points[0].boundary for point in points):
+    if any(point.frame.boundary != points[0].frame.boundary for point in points):
         raise ValueError("the points have other tensors between blocks")
-    variants = split_classes(
-        graph,
-        [
-            _first_alike(points, pick, instance.block_class)
-            for instance, pick in zip(graph.instances, picks, strict=True)
-        ],
-    )
+    if all(pick == picks[0] for pick in picks):
+        return graph, points[picks[0]]
+    pairs = [(i.block_class, pick) for i, pick in zip(graph.instances, picks, strict=True)]
+    alike = {pair: _first_alike(points, *pair) for pair in set(pairs)}
+    variants = _split(graph, tuple(alike[pair] for pair in pairs))
     chosen = [
         (points[pick], origin)
         for origin, pick in zip(variants.origins, variants.picks, strict=True)
     ]
     point = ModelPoint(
-        boundary=points[0].boundary,
+        frame=points[0].frame,
         boundaries=tuple(p.boundaries[k] for p, k in chosen),
         levels=tuple(p.levels[k] for p, k in chosen),
         solutions=tuple(p.solutions[k] for p, k in chosen),
@@ -48,13 +48,20 @@ def pick_points(
             points[pick].solutions[instance.block_class].bound
             for instance, pick in zip(graph.instances, picks, strict=True)
         ),
+        scattered=points[0].scattered,
     )
     _require_one_storage(variants.graph, point)
     return variants.graph, point
 
 
-def _first_alike(points: Sequence[ModelPoint], pick: int, index: int) -> int:
-    """The first point that says the same of a class."""
+@by_identity(256)
+def _split(graph: Graph, picks: tuple[int, ...]) -> Variants[int]:
+    """One graph for all points with the same picks, so that what is known of it is kept."""
+    return split_classes(graph, picks)
+
+
+def _first_alike(points: Sequence[ModelPoint], index: int, pick: int) -> int:
+    """The first point that says the same of a class as the picked one."""
     wanted = points[pick]
     for number, point in enumerate(points[:pick]):
         if (

@@ -78,6 +78,16 @@ class BlockCost:
         """Bytes held from forward to backward."""
         return self.held.at(recompute).kept
 
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of a rank's part of the parameters, in their own dtype."""
+        return sum(elements * size for _, elements, size in self.parameters)
+
+    def seconds(self, recompute: Recompute) -> float:
+        """Seconds of both passes, collectives included."""
+        both = self.forward + self.tp_forward + self.backward + self.tp_backward
+        return both + self.forward_again(recompute)
+
     def forward_again(self, recompute: Recompute) -> float:
         """Seconds of the forward, collectives included, that are paid again in backward."""
         return recompute.of(0.0, self.again + self.tp_again, self.forward + self.tp_forward)

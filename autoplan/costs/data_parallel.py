@@ -25,13 +25,11 @@ class GradientSync:
 
     ``overlaps``: beside the backward, as DDP and FSDP2 do it; Megatron-LM and DeepSpeed pipelines
     wait for its end. ``itemsize`` is bytes of an element on the wire; 0 stands for the compute
-    dtype at ZeRO 0 and 1, and float32 at 2 and 3. ``scatters``: at ZeRO 1 a sum goes to the rank
-    alone that updates the parameter (DeepSpeed, Megatron-Core).
+    dtype at ZeRO 0 and 1, and float32 at 2 and 3.
     """
 
     overlaps: bool = True
     itemsize: int = 0
-    scatters: bool = False
 
 
 AS_PLANNED = GradientSync()
@@ -83,9 +81,7 @@ def data_parallel_times(
     sent = sync.itemsize or (itemsize if zero <= 1 else 4)
     if zero <= 1:
         group = mesh.group(MeshAxis.DP_REPLICATE, sizes, through=MeshAxis.DP_SHARD)
-        scatters = zero == 1 and sync.scatters and mesh.dp_replicate == 1
-        kind = CollectiveKind.REDUCE_SCATTER if scatters else CollectiveKind.ALL_REDUCE
-        reduce = collective_time(kind, trainable * sent, group, cluster)
+        reduce = collective_time(CollectiveKind.ALL_REDUCE, trainable * sent, group, cluster)
         publish = 0.0
         if zero == 1:
             payload = trainable * itemsize

@@ -36,6 +36,7 @@ __all__ = [
     "MemorySettings",
     "StageMemory",
     "born_late",
+    "bucket_bytes",
     "stage_memory",
     "state_bytes",
     "unit_bytes",
@@ -224,7 +225,7 @@ def stage_memory(
             transient=moment.transient,
             buffers=buffers + moment.gathered + rest,
         )
-    buckets = _bucket_bytes(trainable, settings)
+    buckets = bucket_bytes(trainable, settings)
     buffers += gathered + buckets + in_flight * unkept
     if settings.zero >= 2 and not gathered:
         buffers += tied * settings.itemsize
@@ -296,7 +297,7 @@ def _unkept(blocks: Sequence[BlockMemory], held: Sequence[bool], sent: int) -> i
     return sent - sum(size for size, kept in both if kept)
 
 
-def _bucket_bytes(trainable: int, settings: MemorySettings) -> int:
+def bucket_bytes(trainable: int, settings: MemorySettings) -> int:
     """Bytes of DDP's buckets beside the gradients that microbatches before the last left."""
     besides = settings.zero <= 1 and settings.replicated and settings.microbatches > 1
     return trainable * settings.itemsize if besides else 0

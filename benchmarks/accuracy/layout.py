@@ -21,6 +21,7 @@ from autoplan.ir.recompute import Recompute
 from autoplan.ir.strategy import OpStrategy
 from autoplan.rules import strategies
 from autoplan.solver.blocks import ModelPoint
+from autoplan.solver.frames import Frame
 from benchmarks.accuracy.nemo import NO_EXTRAS, Extras, fp8_accelerator, with_extras
 
 __all__ = ["megatron_point", "megatron_strategies", "tp_group"]
@@ -63,7 +64,7 @@ def megatron_point(
         costs.append(with_extras(cost, block, chosen, group, where, extras))
         ends.append((before, after))
     return ModelPoint(
-        boundary=boundary,
+        frame=Frame(boundary),
         boundaries=tuple(ends),
         levels=(recompute,) * len(graph.classes),
         solutions=(),

@@ -114,5 +114,6 @@ def _main(folder: str, output: str, what: str, steps: str) -> None:
 
 
 if __name__ == "__main__":
+    sys.path.pop(0)  # a module here has the name of one of Python's, which torch.compile imports
     torch.set_num_threads(1)
     _main(*sys.argv[1:])

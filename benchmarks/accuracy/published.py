@@ -10,10 +10,11 @@ from pathlib import Path
 from autoplan.capture import capture, load_model
 from autoplan.capture.captured import Captured
 from autoplan.errors import InputError
-from autoplan.ir.graph import dtype_size
+from autoplan.ir.graph import Graph, dtype_size
 from autoplan.ir.optimizer import UPDATE_RULES
 from autoplan.solver.blocks import ModelPoint
-from autoplan.solver.pricing import Overflow, Priced, price
+from autoplan.solver.mixture import mix_points
+from autoplan.solver.pricing import Found, Priced, price
 from benchmarks.accuracy.layout import megatron_point
 from benchmarks.accuracy.nemo import interleaved_time
 from benchmarks.accuracy.rows import Row, Skip, read_rows
@@ -82,10 +83,9 @@ class _Pricer:
             run.cluster.inter,
             run.cluster.nodes > 1,  # of one node, a ring stays inside
         )
-        level = configuration.recompute
-        key = (
+        key: tuple[object, ...] = (
             *(shape, spec, configuration.micro_batch_size, row.tp, row.sequence, run.extras),
-            *(run.calls, run.scattered, level),
+            *(run.calls, run.scattered, run.recompute),
         )
         if key not in self._points:
             self._points[key] = megatron_point(
@@ -93,26 +93,39 @@ class _Pricer:
                 row.tp,
                 run.cluster,
                 sequence=row.sequence,
-                recompute=level,
+                recompute=run.recompute,
                 calls=run.calls,
                 scattered=run.scattered,
                 extras=run.extras,
             )
-        result = price(
-            graph,
-            configuration,
-            self._points[key],
-            run.cluster,
-            update=UPDATE_RULES["adamw"],
-            memory_limit=_NO_LIMIT,
-            cut=run.cut,
-        )
-        assert not isinstance(result, Overflow)
+        result = _price(graph, run, self._points[key])
         if run.extras.chunks > 1 and run.cut is not None:
             chunks = run.extras.chunks
             seconds = interleaved_time(graph, result, run.cluster, run.cut, chunks)
             result = replace(result, step_time=seconds)
         return result
+
+
+def _price(graph: Graph, run: Run, point: ModelPoint) -> Priced:
+    """Price of a point, cut as the row says, else as the solver would."""
+    update, cluster = UPDATE_RULES["adamw"], run.cluster
+    found: Found
+    if run.cut is None:
+        found = mix_points(
+            graph, run.configuration, [point], cluster, update=update, memory_limit=_NO_LIMIT
+        )
+    else:
+        found = price(
+            graph,
+            run.configuration,
+            point,
+            cluster,
+            update=update,
+            memory_limit=_NO_LIMIT,
+            cut=run.cut,
+        )
+    assert isinstance(found, Priced)
+    return found
 
 
 def compare_files(

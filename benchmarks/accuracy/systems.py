@@ -89,6 +89,7 @@ class Run:
     row: Row
     kernels: Kernels
     configuration: Configuration
+    recompute: Recompute
     cluster: Cluster
     cut: StageCut | None
     calls: HostCalls
@@ -120,7 +121,6 @@ def run_of(row: Row) -> Run:
         micro_batch_size=row.micro_batch,
         microbatches=row.global_batch // (row.dp * row.micro_batch),
         zero=zero,
-        recompute=_recompute(row),
         schedule="none" if row.pp == 1 else "1f1b",
         sync=sync,
     )
@@ -128,6 +128,7 @@ def run_of(row: Row) -> Run:
         row=row,
         kernels=kernels,
         configuration=configuration,
+        recompute=_recompute(row),
         cluster=_with_software(_cluster(row), row),
         cut=_cut(row),
         calls=_calls(row),
@@ -328,18 +329,17 @@ def _megatron(row: Row) -> tuple[Kernels, int, GradientSync]:
 def _bloom(row: Row) -> tuple[Kernels, int, GradientSync]:
     """Megatron-DeepSpeed: the same kernels, ZeRO-1 at the end of the step.
 
-    In fp16 each part of the gradients is reduced to the rank that owns it; in bf16 all are
-    all-reduced in float32 (microsoft/DeepSpeed, runtime/zero/stage_1_and_2.py `average_tensor`,
-    runtime/pipe/engine.py `_bf16_reduce_grads`). The script sets no dropout, so that of hidden
-    states and scores is Megatron-LM's 0.1 (bigscience-workshop/bigscience@003b250,
+    Gradients are all-reduced, in fp16 as they are, in bf16 in float32 (microsoft/DeepSpeed,
+    runtime/engine.py: stage 1 has no contiguous gradients, so stage_1_and_2.py goes to
+    `allreduce_bucket`; runtime/pipe/engine.py `_bf16_reduce_grads`). The script sets no dropout, so
+    that of hidden states and scores is Megatron-LM's 0.1 (bigscience-workshop/bigscience@003b250,
     tr11-176B-ml.slurm; Megatron-DeepSpeed@007719a, megatron/arguments.py).
     """
     kernels = _shape(row) | {"positions": row.seq_len, "eager_loss": True}
     kernels["fused_softmax"] = _has_fused_softmax(row)
-    wide = row.dtype == "bfloat16"
+    itemsize = 4 if row.dtype == "bfloat16" else 2
     zero = 0 if row.zero.startswith("zero0") else 1
-    sync = GradientSync(overlaps=False, itemsize=4 if wide else 2, scatters=not wide)
-    return kernels, zero, sync
+    return kernels, zero, GradientSync(overlaps=False, itemsize=itemsize)
 
 
 def _has_fused_softmax(row: Row) -> bool:

@@ -35,11 +35,10 @@ def test_large_runs_wait_for_each_launch(tmp_path):
     assert not run(tmp_path).calls.waits
 
 
-def test_gradients_go_to_their_owner_in_fp16_only(tmp_path):
-    assert run(tmp_path).configuration.sync.scatters
-    wide = run(tmp_path, precision="bf16 (fp32 grad accumulation)").configuration.sync
-    assert not wide.scatters
-    assert wide.itemsize == 4
+def test_gradients_are_summed_in_float32_only_in_bf16(tmp_path):
+    wide = {"precision": "bf16 (fp32 grad accumulation)"}
+    sizes = [run(tmp_path, **change).configuration.sync.itemsize for change in ({}, wide)]
+    assert sizes == [2, 4]
 
 
 def test_stages_are_filled_as_deepspeed_fills_them(tmp_path):

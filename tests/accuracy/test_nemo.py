@@ -13,7 +13,6 @@ from autoplan.costs.terms import op_term
 from autoplan.ir.mesh import Mesh, spread
 from autoplan.ir.optimizer import UPDATE_RULES
 from autoplan.ir.placement import CollectiveKind, Shard
-from autoplan.ir.recompute import Recompute
 from autoplan.profiles import load_cluster
 from autoplan.solver.inter import StageCut
 from autoplan.solver.pricing import price
@@ -94,7 +93,7 @@ def test_chunks_divide_the_bubble(graph):
     cut = StageCut.given(((0, 3), (3, 5), (5, 7), (7, 10)))
     configuration = Configuration(
         mesh=Mesh(pp=ranks, dp_replicate=1, dp_shard=1, tp=1), micro_batch_size=1,
-        microbatches=microbatches, zero=0, recompute=Recompute.NONE, schedule="1f1b",
+        microbatches=microbatches, zero=0, schedule="1f1b",
         sync=GradientSync(),
     )  # fmt: skip
     point = megatron_point(graph, 1, cluster, sequence=False)
@@ -115,10 +114,10 @@ def test_chunks_divide_the_bubble(graph):
 
 def test_two_ranks_have_chunks_too(graph):
     cluster, microbatches = load_cluster("2xh100"), 8
-    cut = StageCut(ranges=((0, 5), (5, 10)), objective=0.0, peak_memory=0, shortfall=0)
+    cut = StageCut.given(((0, 5), (5, 10)))
     configuration = Configuration(
         mesh=Mesh(pp=2, dp_replicate=1, dp_shard=1, tp=1), micro_batch_size=1,
-        microbatches=microbatches, zero=0, recompute=Recompute.NONE, schedule="1f1b",
+        microbatches=microbatches, zero=0, schedule="1f1b",
         sync=GradientSync(),
     )  # fmt: skip
     point = megatron_point(graph, 1, cluster, sequence=False)

@@ -12,7 +12,8 @@ import pytest
 from autoplan.capture import capture, load_model
 from autoplan.ir.optimizer import UPDATE_RULES
 from autoplan.profiles import load_cluster
-from autoplan.solver.explore import GraphFamily, Problem, Searcher
+from autoplan.solver.candidates import GraphFamily, Problem
+from autoplan.solver.explore import Searcher
 from autoplan.solver.pricing import Priced
 from autoplan.solver.space import configurations, parse_pins
 from benchmarks.accuracy.grid import Row

@@ -53,8 +53,8 @@ def test_what_runs_tell_of_kernels_is_in_the_next_search(
     work = ("--cluster", "cpu:2", "--global-batch", "4", "--profile", target)
     again = json.loads(autoplan("solve", "gpt2", *SMALL, *work, "--json").stdout)
     assert any("corrected by 1 run of this model: kernels x1.12" in n for n in again["notes"])
-    before, after = (d["time"]["compute"] + d["time"]["optimizer"] for d in (document, again))
-    assert abs(after / before - 1.12) < 1e-6 or again["label"] != document["label"]
+    # No plan of slower kernels is as fast as the fastest of the others.
+    assert again["step_time"] > document["step_time"]
 
 
 def test_a_bad_log_ends_with_one_line_and_6(

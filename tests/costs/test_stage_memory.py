@@ -6,7 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from autoplan.costs.memory import BlockMemory, MemorySettings, stage_memory
+from autoplan.costs.memory import (
+    BlockMemory,
+    MemorySettings,
+    born_late,
+    stage_memory,
+    update_bytes,
+)
 from autoplan.ir.optimizer import UPDATE_RULES
 
 BLOCK = BlockMemory(
@@ -78,6 +84,57 @@ def test_units_of_full_sharding():
     # Its gradients, copied together, and this rank's half of their sum.
     reducing = 400 + 400 + 400 + 200
     assert memory([small] * 3, settings).transient == max(middle, reducing)
+
+
+@pytest.mark.parametrize(
+    ("zero", "microbatches", "replicated", "pipelined", "late"),
+    [
+        (0, 1, False, False, True),
+        (0, 1, False, True, True),
+        (0, 2, False, False, False),  # the second adds to those of the first
+        (1, 1, True, False, False),  # they live in DDP's buckets
+        (3, 1, True, False, True),
+        (3, 2, True, False, False),
+        (2, 1, True, True, False),  # a pipeline reduces them when all is over
+    ],
+)
+def test_gradients_are_born_in_the_only_backward(zero, microbatches, replicated, pipelined, late):
+    settings = replace(
+        PLAIN,
+        zero=zero,
+        microbatches=microbatches,
+        replicated=replicated,
+        pipelined=pipelined,
+        dp_shard=2 if zero else 1,
+    )
+    assert born_late(settings) is late
+
+
+def test_gradients_in_buckets_exist_before_the_only_backward():
+    once = memory([BLOCK] * 3, replace(PLAIN, microbatches=1, replicated=True))
+    assert once.peak == 300 * (4 + 4 + 8) + 3000 + 300
+
+
+def test_first_backward_of_a_pipeline_finds_no_gradients_and_later_ones_less():
+    # GPipe, two microbatches: 2 x 3000 without gradients and its own 500, or 3000 with 1200.
+    settings = replace(PLAIN, pipelined=True)
+    blocks = [replace(BLOCK, boundary_in=0, boundary_out=0)] * 3
+    assert memory(blocks, settings, in_flight=2).peak == 300 * (4 + 8) + 6000 + 500
+    # 1F1B holds one at any time, so the second backward finds as much and the gradients.
+    assert memory(blocks, settings, in_flight=1).peak == 300 * (4 + 4 + 8) + 3000 + 300
+
+
+def test_tied_parameters_of_full_sharding_stay_gathered():
+    settings = replace(PLAIN, zero=3, dp_shard=2, replicated=True)
+    plain, tied = (memory([BLOCK] * 2, settings, tied=count) for count in (0, 25))
+    assert tied.buffers - plain.buffers == 25 * 4
+
+
+def test_the_update_counts_where_nothing_else_does():
+    small = replace(BLOCK, kept=0, working=0, fresh=0, outputs=(0,), inputs=(0,))
+    # The elements that a rank owns, laid out, and the temporaries of their update.
+    settings = replace(PLAIN, microbatches=2)
+    assert memory([small], settings).transient == update_bytes(100, settings)
 
 
 PIPELINED = replace(PLAIN, pipelined=True, microbatches=4)

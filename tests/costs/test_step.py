@@ -2,7 +2,7 @@
 
 import pytest
 
-from autoplan.costs.data_parallel import DataParallelTimes, GradientSync, data_parallel_times
+from autoplan.costs.data_parallel import DataParallelTimes, data_parallel_times
 from autoplan.costs.step import BlockTime, stage_time, update_traffic
 from autoplan.ir.mesh import Mesh
 from autoplan.ir.optimizer import UPDATE_RULES
@@ -69,17 +69,3 @@ def test_an_update_moves_each_state_once():
     assert whole.filled == 4000 * 2  # the gradients in one tensor: read, written
     shard = update_traffic(1000, zero=3, dp_shard=4, itemsize=2, update=UPDATE_RULES["sgd"])
     assert (shard.in_place, shard.filled) == (1000 * (3 + 3), 0.0)
-
-
-def test_a_scattered_sum_sends_half_as_much():
-    """A ring all-reduce is a reduce-scatter and an all-gather (Thakur et al. 2005)."""
-    cluster = load_cluster("8xh100")
-    whole, scattered = (
-        data_parallel_times(
-            numel=10**9, trainable=10**9, itemsize=2, zero=1, cluster=cluster,
-            mesh=Mesh(pp=1, dp_replicate=1, dp_shard=8, tp=1), sync=GradientSync(scatters=scatters),
-        )
-        for scatters in (False, True)
-    )  # fmt: skip
-    assert scattered.reduce == pytest.approx(whole.reduce / 2)
-    assert scattered.publish == whole.publish

@@ -8,11 +8,17 @@ from typing import Any
 
 import pytest
 
+from autoplan.cli.main import main
 from autoplan.cli.parser import parse
-from autoplan.profiles import MeasuredProfile, load_cluster
+from autoplan.errors import InputError
+from autoplan.profiles import MeasuredProfile, load_cluster, load_profile
 from autoplan.profiles.doubts import profile_notes
+from autoplan.profiles.measured import _figures
+from autoplan.profiles.plausible import RANGES
+from autoplan.profiles.schema import write_record
 from tests.profiles.test_measured import document, write
 
+MEASURED = Path(__file__).resolve().parents[2] / "profiles" / "measured"
 UPDATES = [{"moved": "12 MiB", "time": "1 ms"}]
 OVERLAP = {
     "compute_alone": "1 ms",
@@ -79,3 +85,86 @@ def test_where_there_are_operators_the_command_has_a_model() -> None:
     operator = {"signature": "aten.x()", "forward": "3 us", "backward": "0 s", "repeats": 9}
     (note,) = holes(document() | {"operators": [operator]}, Path("old.json"))
     assert "autoplan profile MODEL --global-batch N --cluster 2xcpu --fresh -o old.json" in note
+
+
+def scaled(data: Any, factor: float) -> Any:
+    """Every ``time`` below in other units."""
+    if isinstance(data, list):
+        return [scaled(item, factor) for item in data]
+    value, unit = data["time"].split()
+    return data | {"time": f"{float(value) * factor!r} {unit}"}
+
+
+SECTIONS = [("matmul", 1e6), ("matmul", 1e-6), ("attention", 1e6), ("copies", 1e6)]
+
+
+@pytest.mark.parametrize(("section", "factor"), [*SECTIONS, ("collectives", 1e6)])
+def test_a_whole_section_in_another_unit_is_refused_with_what_it_does_not_go_with(
+    section: str, factor: float, tmp_path: Path
+) -> None:
+    data = document()
+    path = write(tmp_path, data | {section: scaled(data[section], factor)})
+    with pytest.raises(InputError, match="where every machine is: wrong unit") as caught:
+        load_cluster("cpu:2", profile=path)
+    assert str(path) in str(caught.value) and "Value error" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"kernel_latency": "4 s"}, "kernel_latency over"),
+        ({"dispatch_latency": "4 s"}, "dispatch_latency"),
+        ({"memory": "16 MB"}, "memory of a rank"),
+        ({"memory": "16000000 GB"}, "memory of a rank"),
+        ({"overlap": OVERLAP | {"compute_beside": "1.2 s"}}, "kernels beside"),
+        ({"overlap": OVERLAP | {"network_alone": "2 us"}}, "collectives beside"),
+        (
+            {"operators": [{"signature": "aten.x()", "forward": "3000 s", "repeats": 9}]},
+            "an operator",
+        ),
+    ],
+)
+def test_single_numbers_that_no_machine_has_are_refused(
+    change: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=words) as caught:
+        load_cluster("cpu:2", profile=write(tmp_path, document() | change))
+    assert "measure again" in caught.value.hint
+
+
+@pytest.mark.parametrize("kind", ["profile", "calibration"])
+def test_a_file_of_a_later_release_says_so(kind: str, tmp_path: Path) -> None:
+    data = document() if kind == "profile" else {"kind": "calibration", "residuals": []}
+    path = write(tmp_path, data | {"schema_version": 9, "unheard_of": 1})
+    with pytest.raises(InputError, match=r"schema_version 9 is of a later release") as caught:
+        load_cluster("cpu:2", profile=path)
+    assert "update autoplan" in caught.value.hint
+
+
+def test_a_device_that_the_catalogue_lacks_is_the_file_s_fault(tmp_path: Path) -> None:
+    path = write(tmp_path, document() | {"device": "tpu-v9"})
+    with pytest.raises(InputError, match=r"profile.json: the profile is of 'tpu-v9'"):
+        load_cluster("cpu:2", profile=path)
+
+
+def test_a_place_that_can_not_be_written_is_told_before_measuring(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A permission says nothing of it to root: nobody makes files in /proc."""
+    assert main(["profile", "--cluster", "cpu:1", "-o", "/proc/cpu.json"]) == 2
+    error = capsys.readouterr().err
+    assert "-o /proc/cpu.json: /proc is not writable" in error and error.count("error:") == 1
+
+
+def test_a_disk_that_fails_when_the_file_is_written_is_one_line(tmp_path: Path) -> None:
+    profile = MeasuredProfile.model_validate(document())
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(InputError, match="can't be written: "):
+        write_record(profile, tmp_path / "file" / "cpu.json")
+
+
+@pytest.mark.parametrize("path", sorted(MEASURED.glob("*.json")), ids=lambda path: path.stem)
+def test_profiles_that_come_with_the_project_are_far_inside(path: Path) -> None:
+    for name, value in _figures(load_profile(path)).items():
+        low, high = RANGES[name]
+        assert low <= value / 3 and value * 3 <= high, name

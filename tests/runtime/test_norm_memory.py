@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
-
 import pytest
 import torch
 
@@ -13,20 +11,10 @@ from autoplan.ir.placement import Shard
 from autoplan.rules import strategies
 from autoplan.runtime import norm
 from tests.rules.engine import Sample, T, prepare
+from tests.runtime.allocated import peak
 
 RANKS = 2
 SHAPE = (4, 16, 32, 32)
-
-
-def peak(work):
-    """Most bytes that live besides those before, and what ``work`` returned."""
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as profile:
-        result = work()
-    events = profile.profiler.kineto_results.events()
-    changes = [event.nbytes() for event in events if event.name() == "[memory]"]
-    return max(accumulate(changes)), result
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 from autoplan.capture import Captured
 from autoplan.ir.graph import Graph
@@ -15,8 +14,10 @@ from autoplan.ir.plan import Plan, WorkloadRecord
 from autoplan.ir.recompute import Recompute
 from autoplan.solver.assemble import assemble
 from autoplan.solver.blocks import ModelPoint
-from autoplan.solver.explore import GraphFamily, Outcome, Problem, Searcher
-from autoplan.solver.pricing import Priced, price
+from autoplan.solver.candidates import GraphFamily, Problem
+from autoplan.solver.explore import Outcome, Searcher
+from autoplan.solver.mixture import mix_points
+from autoplan.solver.pricing import Priced
 from autoplan.solver.space import Configuration, Pins
 from autoplan.solver.timing import Simulator
 from autoplan.solver.variants import pick_points
@@ -44,21 +45,20 @@ def configuration(mesh: Mesh, *, zero: int = 0, size: int = 2, batch: int = 8) -
         micro_batch_size=size,
         microbatches=batch // mesh.dp // size,
         zero=zero,
-        recompute=Recompute.NONE,
         schedule="1f1b" if mesh.pp > 1 else "none",
     )
 
 
 def uniform(searcher: Searcher, one: Configuration, level: Recompute) -> Priced:
-    priced = searcher.result(replace(one, recompute=level))
+    priced = searcher.mixed(one, [searcher.point(one, level=level)])
     assert isinstance(priced, Priced)
     return priced
 
 
 def repriced(searcher: Searcher, one: Configuration, graph: Graph, point: ModelPoint) -> Priced:
     problem = searcher.problem
-    priced = price(
-        graph, one, point, problem.cluster, update=ADAMW, memory_limit=problem.memory_limit
+    priced = mix_points(
+        graph, one, [point], problem.cluster, update=ADAMW, memory_limit=problem.memory_limit
     )
     assert isinstance(priced, Priced)
     return priced

@@ -5,10 +5,8 @@ from __future__ import annotations
 import random
 
 from autoplan.capture import capture, load_model
-from autoplan.ir.recompute import Recompute
 from autoplan.simulate import simulate_pipeline
 from autoplan.solver.bounds import model_size, pipeline_bound
-from autoplan.solver.least_kept import least_kept
 
 
 def test_pipeline_bound_is_below_every_cut() -> None:
@@ -52,37 +50,3 @@ def test_parameters_that_no_block_uses_are_not_held(tmp_path) -> None:
     assert sum(p.numel for p in graph.parameters) == 72 + 576
     size = model_size(graph)
     assert size.numel == size.trainable == 72
-
-
-SKIP = """
-import torch
-from torch import nn
-class Level(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Conv2d(4, 4, 3, padding=1)
-    def forward(self, x):
-        return torch.relu(self.inner(x))
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.down, self.up = nn.ModuleList(Level() for _ in range(4)), nn.Conv2d(16, 4, 1)
-    def forward(self, x):
-        found = []
-        for level in self.down:
-            x = level(x)
-            found.append(x)
-        return self.up(torch.cat(found, 1)).square().mean()
-def model(): return Net()
-def batch(batch_size, seq_len): return {'x': torch.randn(batch_size, 4, 16, 16)}
-"""
-
-
-def test_kept_tensors_count_once_however_many_blocks_hand_them_on(tmp_path) -> None:
-    (tmp_path / "model.py").write_text(SKIP)
-    graph = capture(load_model(f"{tmp_path / 'model.py'}:model"), seq_len=0, dtype="float32").at(2)
-    level = 2 * 4 * 16 * 16 * 4
-    kept = least_kept(graph)
-    # The batch is resident; of four levels' results each is read by the next block or the last.
-    assert kept[Recompute.FULL] == 4 * level
-    assert kept[Recompute.FULL] <= kept[Recompute.NONE] <= 10 * level

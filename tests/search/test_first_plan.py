@@ -10,7 +10,8 @@ from autoplan.capture import Captured
 from autoplan.ir.optimizer import UPDATE_RULES
 from autoplan.ir.plan import WorkloadRecord
 from autoplan.profiles import load_cluster
-from autoplan.solver.explore import BoundLevel, GraphFamily, Problem, Searcher
+from autoplan.solver.candidates import GraphFamily, Problem
+from autoplan.solver.explore import BoundLevel, Searcher
 from autoplan.solver.pricing import Priced
 from autoplan.solver.search import solve
 from autoplan.solver.space import Configuration, Pins, configurations
@@ -83,6 +84,6 @@ def test_roofline_is_the_loosest_bound(small_model: Captured) -> None:
 def test_minding_the_end_of_the_step_is_never_slower(small_model: Captured) -> None:
     searcher = searcher_for(small_model)
     for configuration in space(tp="2"):
-        fastest = searcher._price_at(configuration, 0.0)
+        fastest = searcher.mixed(configuration, [searcher.point(configuration)])
         assert isinstance(fastest, Priced)
         assert searcher.result(configuration).step_time <= fastest.step_time  # type: ignore[union-attr]

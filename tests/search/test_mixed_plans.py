@@ -228,7 +228,7 @@ def test_copies_may_differ_in_strategies(gpt: Captured, two_ranks: Searcher) -> 
         for alpha in (0.0, 0.1)
     ]  # fmt: skip
     chosen = [point.solutions[1].strategies for point in points]
-    assert chosen[0] != chosen[1] and points[0].boundary == points[1].boundary
+    assert chosen[0] != chosen[1] and points[0].frame == points[1].frame
     priced = [
         repriced(two_ranks, one, *pick_points(graph, points, picks))
         for picks in ([0] * 6, [0, 0, 1, 1, 0, 0], [0, 1, 1, 1, 1, 0])

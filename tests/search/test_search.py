@@ -16,7 +16,8 @@ from autoplan.ir.optimizer import UPDATE_RULES
 from autoplan.ir.plan import ModelRecord, Plan, WorkloadRecord
 from autoplan.ir.recompute import Recompute, recompute_levels
 from autoplan.profiles import load_cluster
-from autoplan.solver.explore import BoundLevel, GraphFamily, Problem, Searcher
+from autoplan.solver.candidates import GraphFamily, Problem
+from autoplan.solver.explore import BoundLevel, Searcher
 from autoplan.solver.pricing import Priced
 from autoplan.solver.search import solve
 from autoplan.solver.space import Pins, configurations

@@ -16,7 +16,8 @@ from autoplan.profiles import load_cluster
 from autoplan.report.timeline import stage_waits
 from autoplan.simulate import timeline_of_plan
 from autoplan.solver import timing
-from autoplan.solver.explore import BoundLevel, GraphFamily, Problem, Searcher
+from autoplan.solver.candidates import GraphFamily, Problem
+from autoplan.solver.explore import BoundLevel, Searcher
 from autoplan.solver.pricing import Priced
 from autoplan.solver.search import solve
 from autoplan.solver.space import Pins, configurations
