@@ -167,10 +167,12 @@ def _kept_bytes(block: BlockClass) -> dict[Recompute, int]:
         bases = {block.tensor(name).base for name in names} - others
         return sum(block.tensor(base).size for base in bases)
 
+    # A checkpoint keeps nothing where autograd saves nothing.
+    saves = bool(block.parameters) or any(op.saved for op in block.ops)
     return {
         Recompute.NONE: own(name for op in block.ops for name in op.saved),
-        Recompute.SELECTIVE: own([*block.inputs, *selected]),
-        Recompute.FULL: own(block.inputs),
+        Recompute.SELECTIVE: own([*block.inputs, *selected]) * saves,
+        Recompute.FULL: own(block.inputs) * saves,
     }
 
 
