@@ -225,6 +225,21 @@ def _considered(
         )
         if len(records) == _CONSIDERED:
             break
+    for other in sorted(outcome.slower, key=lambda found: found.bound):
+        key = (other.configuration.mesh, other.configuration.zero)
+        if len(records) >= _CONSIDERED:
+            break
+        if key in seen:
+            continue
+        seen.add(key)
+        records.append(
+            CandidateRecord(
+                label=other.label(),
+                step_time=None,
+                peak_memory=other.peak_memory,
+                reason=f"at least {other.bound / best.step_time - 1:.1%} slower",
+            )
+        )
     for overflow in sorted(outcome.overflows, key=_peak)[:2]:
         records.append(
             CandidateRecord(

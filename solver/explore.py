@@ -69,7 +69,7 @@ class Outcome:
     enumerated: int = 0
     pruned_memory: int = 0
     pruned_time: int = 0
-    slower: int = 0
+    slower: list[Slower] = field(default_factory=list)
 
 
 class Searcher(Candidates):
@@ -174,7 +174,7 @@ class Searcher(Candidates):
                     outcome.lower_bound = min(outcome.lower_bound, bound)
                 continue
             if isinstance(result, Slower):
-                outcome.slower += 1
+                outcome.slower.append(result)
                 outcome.lower_bound = min(outcome.lower_bound, bound)
                 continue
             if bound > result.step_time * (1 + _DUST):

@@ -125,8 +125,18 @@ class Slower:
     """A configuration that fits but takes ``bound`` seconds at least, more than was asked for."""
 
     configuration: Configuration
+    levels: tuple[Recompute, ...]
     bound: float
     stages: tuple[StageMemory, ...]
+
+    @property
+    def peak_memory(self) -> int:
+        """Bytes on the fullest rank."""
+        return max(stage.peak for stage in self.stages)
+
+    def label(self) -> str:
+        """Short text for reports."""
+        return self.configuration.label(self.levels)
 
 
 Found = Priced | Overflow | Slower
@@ -185,7 +195,12 @@ def price(
         [time.forward + time.backward for time in times], configuration.microbatches
     )
     if least >= enough:
-        return Slower(configuration=configuration, bound=least, stages=memories)
+        return Slower(
+            configuration=configuration,
+            levels=_levels(graph, point),
+            bound=least,
+            stages=memories,
+        )
     return _finish(
         graph, configuration, point, cluster, cut, blocks.times, times, memories, optimizer
     )

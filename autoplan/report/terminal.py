@@ -358,7 +358,8 @@ def _table(
     best = plan.prediction.step_time
     for name, seconds, memory, reason in rows:
         if seconds is None:
-            lines.append(f"  {glyphs.refused} {name:<{width}}  {reason or 'not priced'}")
+            mark = " " if reason.startswith("at least") else glyphs.refused
+            lines.append(f"  {mark} {name:<{width}}  {reason or 'not priced'}")
             continue
         mark = glyphs.chosen if reason == "chosen" else " "
         change = f"{seconds / best - 1:+.1%}" if reason != "chosen" else ""
