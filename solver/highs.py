@@ -136,7 +136,7 @@ class RepeatedLp:
         highs.passModel(self._lp)
         if self._basis is not None and not integral:
             highs.setBasis(self._basis)
-        return highs, timed_run(highs, deadline)
+        return highs, timed_run(highs, deadline, integral=integral)
 
 
 @functools.cache
@@ -149,10 +149,12 @@ def _highs(integral: bool) -> Any:
     return highs
 
 
-def timed_run(highs: Any, deadline: float) -> float:
+def timed_run(highs: Any, deadline: float, *, integral: bool) -> float:
     """Run until ``deadline`` at most; seconds it took."""
     start = time.monotonic()
-    highs.setOptionValue("time_limit", max(1e-3, deadline - start))
+    limit = max(1e-3, deadline - start)
+    # HiGHS times a relaxation from the object's first run on, a branching from its own start.
+    highs.setOptionValue("time_limit", limit if integral else limit + highs.getRunTime())
     highs.run()
     return time.monotonic() - start
 

@@ -81,10 +81,11 @@ class _Highs(pulp.HiGHS):  # type: ignore[misc, unused-ignore]
     def __init__(self, *, deadline: float, mip: bool) -> None:
         super().__init__(mip=mip, msg=False, **(OPTIONS if mip else RELAXATION_OPTIONS))
         self.deadline = deadline
+        self.integral = mip
         self.run_time = 0.0
 
     def callSolver(self, lp: Any) -> None:
-        self.run_time = timed_run(lp.solverModel, self.deadline)
+        self.run_time = timed_run(lp.solverModel, self.deadline, integral=self.integral)
 
 
 def _expression(terms: list[tuple[Any, float]]) -> Any:

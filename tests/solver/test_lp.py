@@ -8,8 +8,10 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
+from autoplan.solver.highs import RepeatedLp
 from autoplan.solver.linear import LpModel, LpResult, Sense, Termination
 from autoplan.solver.lp import Handover, solve_lp
 
@@ -90,11 +92,11 @@ def test_relaxation_that_is_integral_needs_no_branching() -> None:
     assert found.bound == found.objective == 1.0
 
 
-def _hard_program() -> LpModel:
+def _hard_program(*, integer: bool = True) -> LpModel:
     """Market split: rows of random weights to be halved exactly, with slack at a price."""
     rng = random.Random(0)
     model = LpModel()
-    picks = tuple(model.variable(integer=True) for _ in range(60))
+    picks = tuple(model.variable(integer=integer) for _ in range(60))
     for _ in range(6):
         weights = tuple(float(rng.randrange(100)) for _ in picks)
         over, under = model.variable(1.0), model.variable(1.0)
@@ -112,6 +114,16 @@ def test_time_limit_returns_the_best_so_far(handover: Handover) -> None:
     assert found.termination is Termination.TIME_LIMIT
     assert found.has_solution
     assert found.bound <= found.objective
+
+
+def test_time_of_earlier_programs_does_not_count() -> None:
+    program = RepeatedLp(_hard_program(integer=False))
+    costs = np.ones(72)
+    spent = 0.0
+    while spent < 0.4:
+        spent += program.solve(costs, deadline=time.monotonic() + 30.0).solve_time
+    found = program.solve(costs, deadline=time.monotonic() + 0.1)
+    assert found.termination is Termination.OPTIMAL
 
 
 def test_no_time_left_gives_nothing() -> None:
