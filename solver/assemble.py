@@ -33,7 +33,7 @@ from autoplan.solver.baselines import Baseline
 from autoplan.solver.explore import Outcome
 from autoplan.solver.frames import class_counts
 from autoplan.solver.measured import operators_note
-from autoplan.solver.pricing import Overflow, Priced
+from autoplan.solver.pricing import Found, Overflow, Priced, Slower
 from autoplan.solver.space import Pins
 from autoplan.solver.timing import Simulated, Simulator
 from autoplan.units import format_bytes
@@ -205,51 +205,32 @@ def _baseline_record(baseline: Baseline) -> BaselineRecord:
 def _considered(
     outcome: Outcome, best: Priced, simulator: Simulator, limit: int
 ) -> tuple[CandidateRecord, ...]:
-    priced = sorted(outcome.priced, key=lambda p: p.step_time)
-    records = []
+    priced = sorted(outcome.priced, key=lambda found: found.step_time)
+    slower = sorted(outcome.slower, key=lambda found: found.bound)
+    records: list[CandidateRecord] = []
     seen: set[tuple[object, ...]] = set()
-    for candidate in [best, *priced]:
-        key = (candidate.configuration.mesh, candidate.configuration.zero)
-        if key in seen:
+    for found in (best, *priced, *slower):
+        key = (found.configuration.mesh, found.configuration.zero)
+        if key in seen or len(records) == _CONSIDERED:
             continue
         seen.add(key)
-        step_time = simulator.timed(candidate).step_time
-        slower = step_time / best.step_time - 1
-        records.append(
-            CandidateRecord(
-                label=candidate.label(),
-                step_time=step_time,
-                peak_memory=candidate.peak_memory,
-                reason="chosen" if candidate is best else f"{slower:.1%} slower",
-            )
-        )
-        if len(records) == _CONSIDERED:
-            break
-    for other in sorted(outcome.slower, key=lambda found: found.bound):
-        key = (other.configuration.mesh, other.configuration.zero)
-        if len(records) >= _CONSIDERED:
-            break
-        if key in seen:
+        if isinstance(found, Slower):
+            reason = f"at least {found.bound / best.step_time - 1:.1%} slower"
+            records.append(_candidate(found, None, reason))
             continue
-        seen.add(key)
-        records.append(
-            CandidateRecord(
-                label=other.label(),
-                step_time=None,
-                peak_memory=other.peak_memory,
-                reason=f"at least {other.bound / best.step_time - 1:.1%} slower",
-            )
-        )
+        step_time = simulator.timed(found).step_time
+        reason = "chosen" if found is best else f"{step_time / best.step_time - 1:.1%} slower"
+        records.append(_candidate(found, step_time, reason))
     for overflow in sorted(outcome.overflows, key=_peak)[:2]:
-        records.append(
-            CandidateRecord(
-                label=overflow.label(),
-                step_time=None,
-                peak_memory=overflow.peak_memory,
-                reason=f"needs {format_bytes(overflow.peak_memory)} of {format_bytes(limit)}",
-            )
-        )
+        reason = f"needs {format_bytes(overflow.peak_memory)} of {format_bytes(limit)}"
+        records.append(_candidate(overflow, None, reason))
     return tuple(records)
+
+
+def _candidate(found: Found, step_time: float | None, reason: str) -> CandidateRecord:
+    return CandidateRecord(
+        label=found.label(), step_time=step_time, peak_memory=found.peak_memory, reason=reason
+    )
 
 
 def _peak(overflow: Overflow) -> int:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from autoplan.costs.compute import is_view
 from autoplan.costs.data_parallel import DataParallelTimes, data_parallel_times
 from autoplan.costs.fusion import fusion
-from autoplan.costs.memory import born_late, bucket_bytes, state_bytes
+from autoplan.costs.memory import MemorySettings, born_late, bucket_bytes, state_bytes
 from autoplan.costs.step import update_traffic
 from autoplan.ir.experts import EXPERTS
 from autoplan.ir.graph import BlockClass, Graph
@@ -24,7 +24,6 @@ from autoplan.ir.hardware import Accelerator, Cluster
 from autoplan.ir.optimizer import UpdateRule
 from autoplan.ir.overlap import overlapped_time
 from autoplan.ir.recompute import Recompute, is_kept
-from autoplan.schedules import in_flight
 from autoplan.solver.between import scalar_time
 from autoplan.solver.chain import Point
 from autoplan.solver.frames import class_counts
@@ -216,19 +215,34 @@ def memory_bound(
     mesh = configuration.mesh
     settings = configuration.memory_settings(itemsize, update=update)
     parts = mesh.tp * mesh.pp
-    state = state_bytes(size.numel // parts, size.trainable // parts, settings)
-    held = sum(state) + bucket_bytes(size.trainable // parts, settings)
+    held, late = _held_and_late(size.numel // parts, size.trainable // parts, settings)
     held += configuration.microbatches * size.batch
     kept = size.least_kept(levels) // parts
     if not configuration.pipelined:
         kept += size.first_gradient // mesh.tp
-    if born_late(settings):
-        return held - state[1] + max(state[1], kept)
+    return held + max(late, kept)
+
+
+def _held_and_late(numel: int, trainable: int, settings: MemorySettings) -> tuple[int, int]:
+    """Bytes of training state beside kept activations, and of what may come when those end.
+
+    At ZeRO 0 and 1 a later backward of several finds gradients: see `_sure_flights`.
+    """
+    state = state_bytes(numel, trainable, settings)
+    late = state[1] if born_late(settings) else 0
     if settings.zero >= 2 and settings.pipelined:
         # Gradients are born in the first backward, and level 3 has gathered all when it ends.
         late = state[1] + (state[3] if settings.zero == 3 else 0)
-        return held - late + max(late, kept)
-    return held + kept
+    return sum(state) + bucket_bytes(trainable, settings) - late, late
+
+
+def _sure_flights(configuration: Configuration) -> list[int]:
+    """Microbatches that each stage holds beside what `_held_and_late` says is held."""
+    flights, microbatches = configuration.flights(), configuration.microbatches
+    if configuration.zero >= 2 or microbatches == 1:
+        return flights
+    # All of them are held by a stage only before the first backward, which finds no gradients.
+    return [min(flight, microbatches - 1) for flight in flights]
 
 
 def kept_room(
@@ -237,21 +251,11 @@ def kept_room(
     """Most bytes of the whole model that a microbatch can keep within ``limit`` bytes a rank."""
     mesh = configuration.mesh
     settings = configuration.memory_settings(itemsize, update=update)
-    state = state_bytes(size.numel // mesh.tp, size.trainable // mesh.tp, settings)
-    held = sum(state) - (state[1] if born_late(settings) else 0)
-    if settings.zero >= 2 and settings.pipelined:
-        held -= state[1] + (state[3] if settings.zero == 3 else 0)
-    held += bucket_bytes(size.trainable // mesh.tp, settings)
+    held, _ = _held_and_late(size.numel // mesh.tp, size.trainable // mesh.tp, settings)
     limit -= configuration.microbatches * size.batch
     if not configuration.pipelined:
         limit -= size.first_gradient // mesh.tp
-    flights = [
-        in_flight(configuration.schedule, stage, mesh.pp, configuration.microbatches)
-        if configuration.pipelined
-        else 1
-        for stage in range(mesh.pp)
-    ]
-    return mesh.tp * room_of_stages(limit, held, flights)
+    return mesh.tp * room_of_stages(limit, held, _sure_flights(configuration))
 
 
 def time_bound(
@@ -259,7 +263,6 @@ def time_bound(
     configuration: Configuration,
     cluster: Cluster,
     *,
-    kernels: float,
     operators: float,
     program: float,
     data: DataParallelTimes,
@@ -268,10 +271,10 @@ def time_bound(
 ) -> float:
     """Seconds that the step takes at least.
 
-    ``kernels`` bounds the operators' kernels of one microbatch, ``operators`` those with
-    collectives of the model axis. ``program`` bounds them plus a microbatch's share of the
-    once-a-step sums of partial gradients: those delay their own stage only, so it holds on
-    average over the stages but not along the pipeline. ``data`` is that of all blocks.
+    ``operators`` bounds the operators of one microbatch, ``program`` them plus collectives of
+    the model axis and a microbatch's share of the once-a-step sums of partial gradients: those
+    delay their own stage only, so it holds on average over the stages but not along the
+    pipeline. ``data`` is that of all blocks.
     """
     mesh, microbatches = configuration.mesh, configuration.microbatches
     end = update_bound(size, configuration, cluster, itemsize, update=update)
@@ -289,8 +292,8 @@ def time_bound(
         beside = again * data.gather + data.reduce
         if cluster.accelerator.synchronous:
             return microbatches * (work + copies + beside) + end
-        return microbatches * _beside(kernels, copies, work, beside, cluster) + end
-    last = _beside(kernels, summing, work, data.reduce, cluster)
+        return microbatches * _beside(operators, copies, work, beside, cluster) + end
+    last = _beside(operators, summing, work, data.reduce, cluster)
     if not configuration.sync.overlaps:
         last = work + summing + data.reduce
     return (microbatches - 1) * (work + summing) + last + data.publish + data.pack + end
@@ -393,10 +396,7 @@ def least_points(
     found = []
     for index, (elements, times) in enumerate(zip(size.parameters, data, strict=True)):
         numel, trainable = (count // tp for count in elements)
-        state = state_bytes(numel, trainable, settings)
-        held = sum(state) + bucket_bytes(trainable, settings)
-        if configuration.zero >= 2:
-            held -= state[1] + (state[3] if configuration.zero == 3 else 0)
+        held, _ = _held_and_late(numel, trainable, settings)
         points = []
         for level in levels:
             whole = level is Recompute.FULL and whole_inputs
@@ -411,10 +411,18 @@ def least_points(
 
 def stage_limits(
     size: ModelSize, configuration: Configuration, limit: int, *, whole_inputs: bool
-) -> list[int]:
-    """Bytes that each stage of a pipeline has at most for its blocks."""
+) -> list[tuple[int, int]]:
+    """Of each stage of a pipeline, microbatches it holds and bytes that these and its blocks have.
+
+    A stage has buffers for all microbatches that it receives and sends. What it has received is
+    in the points of its first block too, if that keeps it.
+    """
     mesh, microbatches = configuration.mesh, configuration.microbatches
     left = limit - microbatches * size.batch
-    handed_on = microbatches * size.handed_on // (1 if whole_inputs else mesh.tp)
-    ends = [(stage > 0) + (stage < mesh.pp - 1) for stage in range(mesh.pp)]
-    return [left - count * handed_on for count in ends]
+    handed_on = size.handed_on // (1 if whole_inputs else mesh.tp)
+    found = []
+    for stage, flight in enumerate(_sure_flights(configuration)):
+        received = (microbatches - flight) * (stage > 0)
+        sent = microbatches * (stage < mesh.pp - 1)
+        found.append((flight, left - (received + sent) * handed_on))
+    return found

@@ -34,7 +34,7 @@ from autoplan.solver.bounds import (
 from autoplan.solver.candidates import Candidates, Problem
 from autoplan.solver.chain_bound import relaxed_bound
 from autoplan.solver.first_plan import FirstPlan
-from autoplan.solver.pricing import Overflow, Priced, Slower, flights_of
+from autoplan.solver.pricing import Overflow, Priced, Slower
 from autoplan.solver.recompute import LevelChoice, least_seconds
 from autoplan.solver.space import Configuration
 
@@ -249,14 +249,14 @@ class Searcher(Candidates):
             whole_inputs=whole_inputs and configuration.mesh.tp > 1,
         )
         limits = stage_limits(size, configuration, problem.memory_limit, whole_inputs=whole_inputs)
-        if min(limits) <= 0:
+        if min(left for _, left in limits) <= 0:
             return math.inf
         least = relaxed_bound(
             points,
             size.copies,
-            in_flight=flights_of(configuration),
+            in_flight=[flight for flight, _ in limits],
             microbatches=configuration.microbatches,
-            limits=limits,
+            limits=[left for _, left in limits],
             once=[once_a_step(times, configuration) for times in data],
         )
         end = update_bound(
@@ -301,7 +301,6 @@ class Searcher(Candidates):
             size,
             configuration,
             self.problem.cluster,
-            kernels=operators,
             operators=operators,
             program=program,
             data=total_times(size.copies, self._data_times(configuration)),

@@ -23,7 +23,6 @@ from autoplan.solver.pricing import (
     Overflow,
     Priced,
     better,
-    flights_of,
     memories_of,
     price,
     resident_bytes,
@@ -64,7 +63,7 @@ def mix_points(
     parts = [pieces(graph, configuration, point, cluster) for point in points]
     sends = send_times(graph, configuration, points[0], cluster)
     items = chain_items(graph, points, parts, settings, sends)
-    flights = flights_of(configuration)
+    flights = configuration.flights()
     _, shared = shared_costs(graph, cluster)
 
     def priced(cut: StageCut, enough: float) -> Found:

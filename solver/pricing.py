@@ -17,7 +17,6 @@ from autoplan.ir.hardware import Cluster
 from autoplan.ir.memo import by_identity
 from autoplan.ir.optimizer import UpdateRule
 from autoplan.ir.recompute import Recompute
-from autoplan.schedules import in_flight
 from autoplan.simulate import Gathering, Messages, simulate_pipeline
 from autoplan.solver.between import (
     local_counts,
@@ -40,7 +39,6 @@ __all__ = [
     "Slower",
     "StageOutcome",
     "better",
-    "flights_of",
     "gathering_of",
     "least_pipeline_time",
     "memories_of",
@@ -223,17 +221,6 @@ def least_pipeline_time(stages: Sequence[float], microbatches: int) -> float:
     return least
 
 
-def flights_of(configuration: Configuration) -> list[int]:
-    """Most microbatches that each stage holds at once."""
-    stages = configuration.mesh.pp
-    if not configuration.pipelined:
-        return [1]
-    return [
-        in_flight(configuration.schedule, stage, stages, configuration.microbatches)
-        for stage in range(stages)
-    ]
-
-
 def gathering_of(configuration: Configuration) -> Gathering:
     """When the runtime's program gathers sharded parameters."""
     if configuration.zero <= 1:
@@ -289,7 +276,7 @@ def stage_memories(
     resident = resident_bytes(graph, configuration)
     return tuple(
         _stage_memory(graph, point, blocks, settings, span, flight, shared, resident)
-        for span, flight in zip(cut.ranges, flights_of(configuration), strict=True)
+        for span, flight in zip(cut.ranges, configuration.flights(), strict=True)
     )
 
 

@@ -19,6 +19,7 @@ from autoplan.ir.levels import levels_text
 from autoplan.ir.mesh import Mesh
 from autoplan.ir.optimizer import UpdateRule
 from autoplan.ir.recompute import Recompute, recompute_levels
+from autoplan.schedules import in_flight
 
 __all__ = [
     "PIN_NAMES",
@@ -63,6 +64,13 @@ class Configuration:
     def pipelined(self) -> bool:
         """Whether there is more than one stage."""
         return self.mesh.pp > 1
+
+    def flights(self) -> list[int]:
+        """Most microbatches that each stage holds at once."""
+        if not self.pipelined:
+            return [1]
+        stages = self.mesh.pp
+        return [in_flight(self.schedule, s, stages, self.microbatches) for s in range(stages)]
 
     def memory_settings(
         self, itemsize: int, *, update: UpdateRule, host: bool = False

@@ -87,20 +87,23 @@ def test_fp8_is_faster_but_for_attention_and_casts(graph):
         fp8_accelerator(load_cluster("8xa100").accelerator)
 
 
+def pipelined(graph, cluster, cut, microbatches):
+    configuration = Configuration(
+        mesh=Mesh(pp=len(cut.ranges), dp_replicate=1, dp_shard=1, tp=1), micro_batch_size=1,
+        microbatches=microbatches, zero=0, schedule="1f1b", sync=GradientSync(),
+    )  # fmt: skip
+    point = megatron_point(graph, 1, cluster, sequence=False)
+    return price(
+        graph, configuration, point, cluster, update=UPDATE_RULES["adamw"],
+        memory_limit=2**60, cut=cut,
+    )  # fmt: skip
+
+
 def test_chunks_divide_the_bubble(graph):
     """Narayanan et al. 2021: (p - 1) / v microbatches of a rank, not p - 1."""
     cluster, ranks, microbatches = load_cluster("4xh100"), 4, 32
     cut = StageCut.given(((0, 3), (3, 5), (5, 7), (7, 10)))
-    configuration = Configuration(
-        mesh=Mesh(pp=ranks, dp_replicate=1, dp_shard=1, tp=1), micro_batch_size=1,
-        microbatches=microbatches, zero=0, schedule="1f1b",
-        sync=GradientSync(),
-    )  # fmt: skip
-    point = megatron_point(graph, 1, cluster, sequence=False)
-    priced = price(
-        graph, configuration, point, cluster, update=UPDATE_RULES["adamw"],
-        memory_limit=2**60, cut=cut,
-    )  # fmt: skip
+    priced = pipelined(graph, cluster, cut, microbatches)
     # Equal ranks and no messages: embedding and head are not in the closed form.
     even = tuple(replace(stage, time=priced.stages[1].time) for stage in priced.stages)
     priced = replace(priced, stages=even, optimizer=0.0)
@@ -115,16 +118,7 @@ def test_chunks_divide_the_bubble(graph):
 def test_two_ranks_have_chunks_too(graph):
     cluster, microbatches = load_cluster("2xh100"), 8
     cut = StageCut.given(((0, 5), (5, 10)))
-    configuration = Configuration(
-        mesh=Mesh(pp=2, dp_replicate=1, dp_shard=1, tp=1), micro_batch_size=1,
-        microbatches=microbatches, zero=0, schedule="1f1b",
-        sync=GradientSync(),
-    )  # fmt: skip
-    point = megatron_point(graph, 1, cluster, sequence=False)
-    priced = price(
-        graph, configuration, point, cluster, update=UPDATE_RULES["adamw"],
-        memory_limit=2**60, cut=cut,
-    )  # fmt: skip
+    priced = pipelined(graph, cluster, cut, microbatches)
     layers = min(stage.time.forward + stage.time.backward for stage in priced.stages)
     busiest = max(stage.time.forward + stage.time.backward for stage in priced.stages)
     seconds = [interleaved_time(graph, priced, cluster, cut, chunks) for chunks in (1, 4)]

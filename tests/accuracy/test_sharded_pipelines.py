@@ -5,20 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import statistics
-import time
 
 import pytest
 
 from autoplan.capture import capture, load_model
-from autoplan.ir.optimizer import UPDATE_RULES
 from autoplan.profiles import load_cluster
-from autoplan.solver.candidates import GraphFamily, Problem
-from autoplan.solver.explore import Searcher
 from autoplan.solver.pricing import Priced
 from autoplan.solver.space import configurations, parse_pins
 from benchmarks.accuracy.grid import Row
 from benchmarks.accuracy.local import DTYPE, chosen_rows, run_local
 from benchmarks.accuracy.local_table import memory_errors
+from tests.search.searchers import searcher_of
 
 # Peaks of both stages of the grid's GPT, by `benchmarks.accuracy local --what memory` on 4 ranks:
 # torch 2.13, CPUs. Both data ranks of a stage held the same.
@@ -40,17 +37,7 @@ def priced(rows: tuple[Row, ...]) -> dict[str, Priced]:
     captured = capture(
         load_model(model.spec, overrides=model.overrides), seq_len=model.seq_len, dtype=DTYPE
     )
-    cluster = load_cluster("cpu:4")
-    searcher = Searcher(
-        Problem(
-            graphs=GraphFamily(captured.at),
-            cluster=cluster,
-            global_batch=model.global_batch,
-            update=UPDATE_RULES["adamw"],
-            memory_limit=cluster.accelerator.usable_memory,
-            deadline=time.monotonic() + 300,
-        )
-    )
+    searcher = searcher_of(captured, load_cluster("cpu:4"), global_batch=model.global_batch)
     found = {}
     for row in rows:
         pins = parse_pins(row.layout.pinned(model), 4, model.global_batch)

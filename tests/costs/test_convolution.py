@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
-
 import pytest
 import torch
 
@@ -11,20 +9,10 @@ from autoplan.costs.convolution import convolution_copies
 from autoplan.ir.hardware import HostConvolutions
 from autoplan.rules import strategies
 from tests.rules.engine import Sample, T, prepare
+from tests.runtime.allocated import peak
 
 LANES = {"AVX2": 8, "AVX512": 16}.get(torch.backends.cpu.get_cpu_capability(), 0)
 SLACK = 2**18  # buffers of a row
-
-
-def peak(work):
-    """Most bytes that live besides those before, and what ``work`` returned."""
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as profile:
-        result = work()
-    events = profile.profiler.kineto_results.events()
-    changes = [event.nbytes() for event in events if event.name() == "[memory]"]
-    return max(accumulate(changes)), result
 
 
 def size(x):

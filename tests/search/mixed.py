@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from autoplan.capture import Captured
 from autoplan.ir.graph import Graph
-from autoplan.ir.hardware import Cluster
 from autoplan.ir.mesh import Mesh
 from autoplan.ir.optimizer import UPDATE_RULES
 from autoplan.ir.plan import Plan, WorkloadRecord
 from autoplan.ir.recompute import Recompute
 from autoplan.solver.assemble import assemble
 from autoplan.solver.blocks import ModelPoint
-from autoplan.solver.candidates import GraphFamily, Problem
 from autoplan.solver.explore import Outcome, Searcher
 from autoplan.solver.mixture import mix_points
 from autoplan.solver.pricing import Priced
@@ -24,19 +21,6 @@ from autoplan.solver.variants import pick_points
 
 ADAMW = UPDATE_RULES["adamw"]
 LEVELS = tuple(Recompute)
-
-
-def searcher_of(captured: Captured, cluster: Cluster, *, global_batch: int = 8) -> Searcher:
-    return Searcher(
-        Problem(
-            graphs=GraphFamily(captured.at),
-            cluster=cluster,
-            global_batch=global_batch,
-            update=ADAMW,
-            memory_limit=cluster.accelerator.usable_memory,
-            deadline=time.monotonic() + 300,
-        )
-    )
 
 
 def configuration(mesh: Mesh, *, zero: int = 0, size: int = 2, batch: int = 8) -> Configuration:

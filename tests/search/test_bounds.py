@@ -1,12 +1,39 @@
-"""The pipeline bound against the event simulation of both schedules."""
+"""The pipeline bound against the event simulation of both schedules, memory's against prices."""
 
 from __future__ import annotations
 
+import itertools
 import random
 
-from autoplan.capture import capture, load_model
+import pytest
+
+from autoplan.capture import Captured, capture, load_model
+from autoplan.costs.data_parallel import DataParallelTimes
+from autoplan.ir.optimizer import UPDATE_RULES
+from autoplan.ir.recompute import Recompute
+from autoplan.profiles import load_cluster
 from autoplan.simulate import simulate_pipeline
-from autoplan.solver.bounds import model_size, pipeline_bound
+from autoplan.solver.bounds import (
+    kept_room,
+    least_points,
+    memory_bound,
+    model_size,
+    pipeline_bound,
+    stage_limits,
+)
+from autoplan.solver.pricing import Priced
+from autoplan.solver.space import configurations, parse_pins
+from tests.search.searchers import searcher_of
+
+ADAMW = UPDATE_RULES["adamw"]
+LAYOUTS = [
+    *({"pp": "4", "micro_batch_size": size} for size in ("1", "2", "8")),
+    *(
+        {"pp": "2", "dp_shard": "2", "zero": zero, "micro_batch_size": size}
+        for zero, size in itertools.product("123", "124")
+    ),
+    *({"pp": "2", "dp_replicate": "2", "micro_batch_size": size} for size in "124"),
+]
 
 
 def test_pipeline_bound_is_below_every_cut() -> None:
@@ -50,3 +77,50 @@ def test_parameters_that_no_block_uses_are_not_held(tmp_path) -> None:
     assert sum(p.numel for p in graph.parameters) == 72 + 576
     size = model_size(graph)
     assert size.numel == size.trainable == 72
+
+
+@pytest.mark.parametrize("level", Recompute)
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_stages_hold_what_bounds_say(small_model: Captured, schedule: str, level) -> None:
+    """With exactly a stage's bytes as the limit, its blocks' least fits by every bound."""
+    searcher = searcher_of(small_model, load_cluster("4xh100"))
+    found = [
+        one
+        for pins in LAYOUTS
+        for one in configurations(
+            ranks=4,
+            global_batch=8,
+            max_stages=5,
+            pins=parse_pins({**pins, "schedule": schedule}, 4, 8),
+        )
+    ]
+    assert len(found) >= 9  # 1F1B wants a microbatch for each stage
+    for one in found:
+        priced = searcher.mixed(one, [searcher.point(one, level=level)])
+        assert isinstance(priced, Priced)
+        size = searcher.size(one.micro_batch_size)
+        no_time = DataParallelTimes(gather=0.0, reduce=0.0, publish=0.0)
+        points = least_points(
+            size,
+            one,
+            [dict.fromkeys(Recompute, 0.0)] * len(size.copies),
+            [no_time] * len(size.copies),
+            searcher.itemsize,
+            levels=[level],
+            update=ADAMW,
+            whole_inputs=True,
+        )
+        graph = searcher.graph(one)
+        for index, stage in enumerate(priced.stages):
+            limits = stage_limits(size, one, stage.memory.peak, whole_inputs=True)
+            flight, room = limits[index]
+            chosen = graph.instances[stage.first : stage.last]
+            held = [points[instance.block_class][0] for instance in chosen]
+            assert sum(point.static + flight * point.activation for point in held) <= room
+        needed = memory_bound(size, one, searcher.itemsize, levels=[level], update=ADAMW)
+        assert needed <= priced.peak_memory
+        kept = sum(
+            count * sizes[level] for count, sizes in zip(size.copies, size.kept, strict=True)
+        )
+        limit = priced.peak_memory
+        assert kept <= kept_room(size, one, searcher.itemsize, limit, update=ADAMW)

@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from autoplan.capture import Captured
-from autoplan.ir.optimizer import UPDATE_RULES
 from autoplan.ir.plan import WorkloadRecord
 from autoplan.profiles import load_cluster
-from autoplan.solver.candidates import GraphFamily, Problem
 from autoplan.solver.explore import BoundLevel, Searcher
 from autoplan.solver.pricing import Priced
 from autoplan.solver.search import solve
 from autoplan.solver.space import Configuration, Pins, configurations
+from tests.search.searchers import searcher_of
 
 WORKLOAD = WorkloadRecord(global_batch=8, seq_len=32, dtype="bfloat16", optimizer="adamw")
 
 
 def searcher_for(model: Captured, limit: int | None = None) -> Searcher:
-    cluster = load_cluster("4xh100")
-    return Searcher(
-        Problem(
-            graphs=GraphFamily(model.at),
-            cluster=cluster,
-            global_batch=8,
-            update=UPDATE_RULES["adamw"],
-            memory_limit=limit or cluster.accelerator.usable_memory,
-            deadline=time.monotonic() + 300,
-        )
-    )
+    return searcher_of(model, load_cluster("4xh100"), limit=limit)
 
 
 def space(**pins: str) -> list[Configuration]:

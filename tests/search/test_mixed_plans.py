@@ -31,9 +31,9 @@ from tests.search.mixed import (
     mixed,
     plan_of,
     repriced,
-    searcher_of,
     uniform,
 )
+from tests.search.searchers import searcher_of
 
 N, S, F = LEVELS
 MIXED = (N, F, N, F, S, N)

@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 import itertools
-import time
 
 import pytest
 
 from autoplan.capture import Captured, capture, load_model
-from autoplan.ir.optimizer import UPDATE_RULES
 from autoplan.ir.recompute import Recompute
 from autoplan.profiles import load_cluster
-from autoplan.solver.candidates import GraphFamily, Problem
 from autoplan.solver.explore import BoundLevel, Searcher
 from autoplan.solver.mixture import mix_points
 from autoplan.solver.pricing import Overflow, Priced, Slower
 from autoplan.solver.space import Configuration, configurations, parse_pins
 from autoplan.solver.variants import pick_points
+from tests.search.searchers import searcher_of
 
 CLUSTER = load_cluster("4xh100")
 LEVELS = tuple(Recompute)
 
 
 def searcher_for(model: Captured, limit: int) -> Searcher:
-    return Searcher(
-        Problem(
-            graphs=GraphFamily(model.at),
-            cluster=CLUSTER,
-            global_batch=8,
-            update=UPDATE_RULES["adamw"],
-            memory_limit=limit,
-            deadline=time.monotonic() + 600,
-        )
-    )
+    return searcher_of(model, CLUSTER, limit=limit)
 
 
 def space(**pins: str) -> list[Configuration]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from dataclasses import replace
 
 import pytest
@@ -12,15 +11,14 @@ from autoplan.capture import Captured
 from autoplan.errors import InfeasibleError, SolverLimitError, UsageError
 from autoplan.ir.graph import Graph
 from autoplan.ir.hardware import Cluster
-from autoplan.ir.optimizer import UPDATE_RULES
 from autoplan.ir.plan import ModelRecord, Plan, WorkloadRecord
 from autoplan.ir.recompute import Recompute, recompute_levels
 from autoplan.profiles import load_cluster
-from autoplan.solver.candidates import GraphFamily, Problem
-from autoplan.solver.explore import BoundLevel, Searcher
+from autoplan.solver.explore import BoundLevel
 from autoplan.solver.pricing import Priced
 from autoplan.solver.search import solve
 from autoplan.solver.space import Pins, configurations
+from tests.search.searchers import searcher_of
 
 WORKLOAD = WorkloadRecord(global_batch=8, seq_len=32, dtype="bfloat16", optimizer="adamw")
 
@@ -32,36 +30,21 @@ def plan_for(model: Captured, cluster: Cluster, **options: object) -> Plan:
     return solve(model, WORKLOAD, cluster, pins=pins, memory_limit=limit)  # type: ignore[arg-type]
 
 
-def searcher_for(model: Captured, cluster: Cluster, memory_limit: int) -> Searcher:
-    graphs = GraphFamily(model.at)
-    assert graphs[1]
-    return Searcher(
-        Problem(
-            graphs=graphs,
-            cluster=cluster,
-            global_batch=WORKLOAD.global_batch,
-            update=UPDATE_RULES["adamw"],
-            memory_limit=memory_limit,
-            deadline=time.monotonic() + 300,
-        )
-    )
-
-
 @pytest.mark.parametrize("spec", ["4xh100", "2x2xv100"])
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_pruned_search_equals_exhaustive(small_model: Captured, spec: str, share: float) -> None:
     cluster = load_cluster(spec)
     space = list(configurations(ranks=cluster.ranks, global_batch=8, max_stages=5, pins=Pins({})))
-    free = searcher_for(small_model, cluster, cluster.accelerator.usable_memory)
+    free = searcher_of(small_model, cluster)
     peaks = sorted(
         result.peak_memory for result in map(free.result, space) if isinstance(result, Priced)
     )
     limit = peaks[int(share * (len(peaks) - 1))]
-    exhaustive = searcher_for(small_model, cluster, limit)
+    exhaustive = searcher_of(small_model, cluster, limit=limit)
     best = min(
         result.step_time for result in map(exhaustive.result, space) if isinstance(result, Priced)
     )
-    outcome = searcher_for(small_model, cluster, limit).run(space)
+    outcome = searcher_of(small_model, cluster, limit=limit).run(space)
     assert outcome.best is not None
     assert outcome.best.step_time == pytest.approx(best, rel=1e-9)
     assert outcome.pruned_time + outcome.pruned_memory > 0
@@ -70,7 +53,7 @@ def test_pruned_search_equals_exhaustive(small_model: Captured, spec: str, share
 @pytest.mark.parametrize("spec", ["2x2xa100-80", "cpu:4"])
 def test_bounds_never_exceed_prices(small_model: Captured, spec: str) -> None:
     cluster = load_cluster(spec)
-    searcher = searcher_for(small_model, cluster, cluster.accelerator.usable_memory)
+    searcher = searcher_of(small_model, cluster)
     space = list(configurations(ranks=4, global_batch=8, max_stages=5, pins=Pins({})))
     for configuration in space:
         result = searcher.result(configuration)

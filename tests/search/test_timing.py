@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 
 import pytest
 
@@ -16,12 +15,12 @@ from autoplan.profiles import load_cluster
 from autoplan.report.timeline import stage_waits
 from autoplan.simulate import timeline_of_plan
 from autoplan.solver import timing
-from autoplan.solver.candidates import GraphFamily, Problem
 from autoplan.solver.explore import BoundLevel, Searcher
 from autoplan.solver.pricing import Priced
 from autoplan.solver.search import solve
 from autoplan.solver.space import Pins, configurations
 from autoplan.solver.timing import Simulator
+from tests.search.searchers import searcher_of
 
 CLUSTER = load_cluster("4xh100")
 ADAMW = UPDATE_RULES["adamw"]
@@ -41,16 +40,7 @@ PLANS = (
 
 @pytest.fixture(scope="module")
 def searcher(small_model: Captured) -> Searcher:
-    return Searcher(
-        Problem(
-            graphs=GraphFamily(small_model.at),
-            cluster=CLUSTER,
-            global_batch=8,
-            update=ADAMW,
-            memory_limit=CLUSTER.accelerator.usable_memory,
-            deadline=time.monotonic() + 300,
-        )
-    )
+    return searcher_of(small_model, CLUSTER)
 
 
 @pytest.fixture(scope="module")

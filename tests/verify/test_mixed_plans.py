@@ -20,7 +20,8 @@ from autoplan.profiles import load_cluster
 from autoplan.verify import verify
 from autoplan.verify.reduced import reduced_plan
 from autoplan.verify.worker import _load_program
-from tests.search.mixed import configuration, mixed, plan_of, searcher_of
+from tests.search.mixed import configuration, mixed, plan_of
+from tests.search.searchers import searcher_of
 
 NONE, SELECTIVE, FULL = Recompute
 MIXED = (NONE, FULL, NONE, FULL, SELECTIVE, NONE)
