@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from autoplan.costs.block import BlockCost, block_cost, host_times
 from autoplan.costs.collectives import collective_time
@@ -34,7 +35,7 @@ from autoplan.solver.intra import BlockPrograms, BlockSolution, Setting
 from autoplan.solver.offers import offers
 from autoplan.solver.problem import Weights
 
-__all__ = ["BlockPricer", "ModelPoint", "Question"]
+__all__ = ["BlockPricer", "Line", "ModelPoint", "Question"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,7 @@ class Question:
     worth alpha times its least time. ``state_ratio`` is
     how many bytes of memory a byte of parameters takes for each byte of saved activations.
     ``once`` is seconds for a local byte of parameters: a microbatch's share of what the step
-    does with it at its end.
+    does with it at its end. ``least``: only what is surely kept counts as memory, for a bound.
     """
 
     size: int
@@ -56,6 +57,7 @@ class Question:
     alpha: float
     state_ratio: float
     once: float = 0.0
+    least: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,17 @@ class ModelPoint:
     """Whether ranks of the model axis share a whole message to a stage, and gather it there."""
 
 
+class Line(NamedTuple):
+    """What strategies of a block can't beat: seconds, and ``weight`` for a byte that it holds.
+
+    Those are the bytes kept, and ``state_ratio`` times those of parameters.
+    """
+
+    weight: float
+    state_ratio: float
+    least: float
+
+
 @dataclass(frozen=True, slots=True)
 class _ClassBound:
     """Least seconds of a block's forward and backward, and of what recompute adds by level."""
@@ -86,6 +99,9 @@ class _ClassBound:
 # Combinations of tied placements that are all tried.
 _MOST_TIED = 64
 
+_BOUND_WEIGHTS = (0.0, 0.2, 0.6, 2.0)
+"""Weights of memory at which blocks are bounded (`Question.alpha`)."""
+
 
 class BlockPricer:
     """Solves and prices block classes on the tp axis, each distinct question once."""
@@ -96,6 +112,7 @@ class BlockPricer:
         self._bounds: dict[tuple[int, int, int], _ClassBound] = {}
         self._solved: dict[tuple[object, ...], BlockSolution] = {}
         self._weights: dict[tuple[int, int, float], float] = {}
+        self._relaxations: dict[tuple[Question, int, Placement], float] = {}
         self._points: dict[tuple[Question, Frame | None], ModelPoint] = {}
         self._costs: dict[
             tuple[object, ...], tuple[BlockClass, Mapping[str, OpStrategy], BlockCost]
@@ -117,22 +134,35 @@ class BlockPricer:
         return found
 
     def level_bounds(
-        self, question: Question, levels: Sequence[Recompute], deadline: float
-    ) -> list[tuple[Placement, list[dict[Recompute, float]]]]:
-        """Seconds of a copy of each class by level that no strategies can beat, by boundary.
+        self,
+        question: Question,
+        levels: Sequence[Recompute],
+        deadline: float,
+        *,
+        weighted: bool = True,
+    ) -> list[tuple[Placement, list[dict[Recompute, list[Line]]]]]:
+        """What no strategies of a copy of each class can beat, by boundary and level.
 
-        Classes are free to store tied parameters as suits each.
+        Classes are free to store tied parameters as suits each. Unless ``weighted``, only
+        seconds count.
         """
         graph = self._graphs[question.size]
         found = []
+        weights = _BOUND_WEIGHTS if question.tp > 1 and weighted else (0.0,)
         for boundary in boundary_placements(graph, question.tp):
-            blocks: list[dict[Recompute, float]] = [{} for _ in graph.classes]
-            for level in levels:
-                asked = _canonical(replace(question, recompute=level))
+            frame = Frame(boundary)
+            blocks: list[dict[Recompute, list[Line]]] = [{} for _ in graph.classes]
+            for level, alpha in itertools.product(levels, weights):
+                asked = _canonical(replace(question, recompute=level, alpha=alpha, least=alpha > 0))
+                weight = self._memory_weight(graph, asked)
                 for index, block in enumerate(graph.classes):
-                    solved = self._solve(graph, index, asked, Frame(boundary), deadline)
-                    host = self._host_time(block, asked)
-                    blocks[index][level] = max(solved.bound, host)
+                    if alpha:
+                        least = self._relaxed(graph, index, asked, frame, deadline)
+                    else:
+                        solved = self._solve(graph, index, asked, frame, deadline)
+                        least = max(solved.bound, self._host_time(block, asked))
+                    line = Line(weight, asked.state_ratio, least)
+                    blocks[index].setdefault(level, []).append(line)
             found.append((boundary, blocks))
         return found
 
@@ -223,6 +253,30 @@ class BlockPricer:
         key = (question, index, frame.boundary, tuple(sorted(fixed.items())))
         if key in self._solved:
             return self._solved[key]
+        asked = self._asked(graph, block, question, frame, fixed)
+        solution = self._programs.solve(block, *asked, deadline)
+        self._solved[key] = solution
+        return solution
+
+    def _relaxed(
+        self, graph: Graph, index: int, question: Question, frame: Frame, deadline: float
+    ) -> float:
+        """Objective that no strategies of a class are below."""
+        key = (question, index, frame.boundary)
+        if key not in self._relaxations:
+            block = graph.classes[index]
+            asked = self._asked(graph, block, question, frame, {})
+            self._relaxations[key] = self._programs.bound(block, *asked, deadline)
+        return self._relaxations[key]
+
+    def _asked(
+        self,
+        graph: Graph,
+        block: BlockClass,
+        question: Question,
+        frame: Frame,
+        fixed: Mapping[str, Placement],
+    ) -> tuple[Group, Setting, Weights]:
         group = self.group(question.tp)
         ins, outs = block_ends(block, frame.boundary, question.tp)
         memory_weight = self._memory_weight(graph, question)
@@ -232,15 +286,14 @@ class BlockPricer:
             fixed=tuple(sorted(fixed.items())),
             recompute=question.recompute,
             keeps=memory_weight > 0,
+            least=question.least,
         )
         weights = Weights(
             stored=memory_weight * question.state_ratio + question.once,
             summed=self._partial_grad_cost(group) / question.spread,
             held=memory_weight,
         )
-        solution = self._programs.solve(block, group, setting, weights, deadline)
-        self._solved[key] = solution
-        return solution
+        return group, setting, weights
 
     def _model_point(
         self, graph: Graph, question: Question, frame: Frame, solved: list[BlockSolution]
@@ -359,7 +412,11 @@ def _canonical(question: Question) -> Question:
     """
     if question.tp == 1:
         return replace(question, spread=1, alpha=0.0, state_ratio=1.0, once=0.0)
-    ratio = 4.0 ** round(math.log(max(question.state_ratio, 1e-3), 4)) if question.alpha else 1.0
+    ratio = 1.0
+    if question.least:  # rounded down, it keeps the bound valid
+        ratio = 2.0 ** math.floor(math.log2(max(question.state_ratio, 1e-3)))
+    elif question.alpha:
+        ratio = 4.0 ** round(math.log(max(question.state_ratio, 1e-3), 4))
     once = 2.0 ** round(math.log2(question.once)) if question.once else 0.0
     spread = 4 ** math.ceil(math.log(question.spread, 4))
     return replace(question, spread=spread, state_ratio=ratio, once=once)

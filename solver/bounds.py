@@ -18,8 +18,9 @@ from autoplan.costs.data_parallel import DataParallelTimes, data_parallel_times
 from autoplan.costs.fusion import fusion
 from autoplan.costs.memory import MemorySettings, born_late, bucket_bytes, state_bytes
 from autoplan.costs.step import update_traffic
+from autoplan.costs.workspace import FUSED_LOSSES
 from autoplan.ir.experts import EXPERTS
-from autoplan.ir.graph import BlockClass, Graph
+from autoplan.ir.graph import BlockClass, Graph, Op
 from autoplan.ir.hardware import Accelerator, Cluster
 from autoplan.ir.optimizer import UpdateRule
 from autoplan.ir.overlap import overlapped_time
@@ -27,7 +28,7 @@ from autoplan.ir.recompute import Recompute, is_kept
 from autoplan.solver.between import scalar_time
 from autoplan.solver.chain import Point
 from autoplan.solver.frames import class_counts
-from autoplan.solver.recompute import room_of_stages
+from autoplan.solver.recompute import Floor, room_of_stages
 from autoplan.solver.space import Configuration
 
 __all__ = [
@@ -42,10 +43,14 @@ __all__ = [
     "pipeline_bound",
     "roofline",
     "stage_limits",
+    "state_ratio",
     "time_bound",
     "total_times",
     "update_bound",
 ]
+
+
+_SAMPLE = 10**6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +69,7 @@ class ModelSize:
     copies: tuple[int, ...]
     kept: tuple[Mapping[Recompute, int], ...]
     parameters: tuple[tuple[int, int], ...]
+    tied: tuple[int, ...]
     first_gradient: int
     batch: int
     handed_on: int
@@ -93,12 +99,17 @@ def model_size(graph: Graph) -> ModelSize:
     """Sums over the chain of a graph; parameters that no block uses are not held."""
     used = {fqn for instance in graph.instances for fqn in instance.parameters}
     parameters = [p for p in graph.parameters if p.fqn in used]
+    own = list(_own_parameters(graph))
     return ModelSize(
         numel=sum(p.numel for p in parameters),
         trainable=sum(p.numel for p in parameters if p.trainable),
         copies=tuple(class_counts(graph)),
         kept=tuple(_kept_bytes(block) for block in graph.classes),
-        parameters=tuple(_own_parameters(graph)),
+        parameters=tuple(own),
+        tied=tuple(
+            sum(math.prod(block.tensor(name).shape) for name in block.parameters) - numel
+            for block, (numel, _) in zip(graph.classes, own, strict=True)
+        ),
         first_gradient=_first_gradient(graph.block_class(graph.instances[-1])),
         batch=sum(tensor.size for tensor in graph.inputs),
         handed_on=min((_input_bytes(graph.block_class(i)) for i in graph.instances[1:]), default=0),
@@ -168,11 +179,30 @@ def _kept_bytes(block: BlockClass) -> dict[Recompute, int]:
 
     # A checkpoint keeps nothing where autograd saves nothing.
     saves = bool(block.parameters) or any(op.saved for op in block.ops)
+    extras = {
+        level: sum(
+            _sure_extra(op, block)
+            for op in block.ops
+            if op.target != EXPERTS and (level is Recompute.NONE or is_kept(op))
+        )
+        for level in (Recompute.NONE, Recompute.SELECTIVE)
+    }
+    named = (name for op in block.ops for name in op.saved)
     return {
-        Recompute.NONE: own(name for op in block.ops for name in op.saved),
-        Recompute.SELECTIVE: own([*block.inputs, *selected]) * saves,
+        Recompute.NONE: own(named) + extras[Recompute.NONE],
+        Recompute.SELECTIVE: (own([*block.inputs, *selected]) + extras[Recompute.SELECTIVE])
+        * saves,
         Recompute.FULL: own(block.inputs) * saves,
     }
+
+
+def _sure_extra(op: Op, block: BlockClass) -> int:
+    """Bytes that an operator keeps beside named tensors; a loss may keep its scores instead."""
+    if op.target in FUSED_LOSSES:
+        scores = block.tensor(op.inputs[0])
+        known = any(scores.base == block.tensor(n).base for other in block.ops for n in other.saved)
+        return 0 if known else min(op.saved_extra, scores.size)
+    return op.saved_extra
 
 
 def _own_parameters(graph: Graph) -> Iterator[tuple[int, int]]:
@@ -245,17 +275,26 @@ def _sure_flights(configuration: Configuration) -> list[int]:
     return [min(flight, microbatches - 1) for flight in flights]
 
 
+def state_ratio(
+    size: ModelSize, configuration: Configuration, itemsize: int, *, update: UpdateRule
+) -> float:
+    """Bytes of state for a byte of parameters, by each microbatch that a stage holds at most."""
+    settings = configuration.memory_settings(itemsize, update=update)
+    held, _ = _held_and_late(_SAMPLE, _SAMPLE if size.trainable == size.numel else 0, settings)
+    return held / (_SAMPLE * itemsize) / max(_sure_flights(configuration))
+
+
 def kept_room(
     size: ModelSize, configuration: Configuration, itemsize: int, limit: int, *, update: UpdateRule
 ) -> float:
-    """Most bytes of the whole model that a microbatch can keep within ``limit`` bytes a rank."""
+    """Most bytes that ranks of all stages can keep of a microbatch, with ``limit`` bytes each."""
     mesh = configuration.mesh
     settings = configuration.memory_settings(itemsize, update=update)
     held, _ = _held_and_late(size.numel // mesh.tp, size.trainable // mesh.tp, settings)
     limit -= configuration.microbatches * size.batch
     if not configuration.pipelined:
         limit -= size.first_gradient // mesh.tp
-    return mesh.tp * room_of_stages(limit, held, _sure_flights(configuration))
+    return room_of_stages(limit, held, _sure_flights(configuration))
 
 
 def time_bound(
@@ -380,34 +419,32 @@ def once_a_step(times: DataParallelTimes, configuration: Configuration) -> float
 def least_points(
     size: ModelSize,
     configuration: Configuration,
-    seconds: Sequence[Mapping[Recompute, float]],
+    floors: Sequence[Sequence[Floor]],
     data: Sequence[DataParallelTimes],
     itemsize: int,
     *,
-    levels: Sequence[Recompute],
     update: UpdateRule,
-    whole_inputs: bool,
 ) -> list[list[Point]]:
-    """Points of each class in a pipeline, one a level, that no strategies are below.
-
-    ``whole_inputs``: what blocks hand on isn't sharded.
-    """
+    """Points of each class in a pipeline that no strategies are below, of what a copy may be."""
     tp = configuration.mesh.tp
     settings = configuration.memory_settings(itemsize, update=update)
     later = 1.0 - 1.0 / configuration.microbatches
     found = []
-    for index, (elements, times) in enumerate(zip(size.parameters, data, strict=True)):
+    for options, elements, times in zip(floors, size.parameters, data, strict=True):
         numel, trainable = (count // tp for count in elements)
         held, _ = _held_and_late(numel, trainable, settings)
-        points = []
-        for level in levels:
-            whole = level is Recompute.FULL and whole_inputs
-            kept = size.kept[index][level] // (1 if whole else tp)
-            time = seconds[index][level] + later * times.accumulate
-            points.append(
-                Point(forward=time, backward=0.0, static=held, activation=kept, transient=0)
-            )
-        found.append(points)
+        found.append(
+            [
+                Point(
+                    forward=seconds + later * times.accumulate,
+                    backward=0.0,
+                    static=held,
+                    activation=kept,
+                    transient=0,
+                )
+                for seconds, kept in options
+            ]
+        )
     return found
 
 

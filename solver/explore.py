@@ -12,14 +12,14 @@ import heapq
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from autoplan.costs.data_parallel import DataParallelTimes
 from autoplan.errors import InternalError, SolverLimitError
 from autoplan.ir.placement import Replicate
 from autoplan.ir.recompute import Recompute
-from autoplan.solver.blocks import BlockPricer
+from autoplan.solver.blocks import BlockPricer, Line
 from autoplan.solver.bounds import (
     class_data_times,
     kept_room,
@@ -27,6 +27,7 @@ from autoplan.solver.bounds import (
     memory_bound,
     once_a_step,
     stage_limits,
+    state_ratio,
     time_bound,
     total_times,
     update_bound,
@@ -35,7 +36,7 @@ from autoplan.solver.candidates import Candidates, Problem
 from autoplan.solver.chain_bound import relaxed_bound
 from autoplan.solver.first_plan import FirstPlan
 from autoplan.solver.pricing import Overflow, Priced, Slower
-from autoplan.solver.recompute import LevelChoice, least_seconds
+from autoplan.solver.recompute import Floor, LevelChoice, corners, least_seconds
 from autoplan.solver.space import Configuration
 
 __all__ = ["BoundLevel", "Outcome", "Searcher"]
@@ -43,6 +44,7 @@ __all__ = ["BoundLevel", "Outcome", "Searcher"]
 Progress = Callable[[str], None]
 _REPORT_PERIOD = 2.0
 _DUST = 1e-9  # relative: what rounding may change
+_NEVER = 4**20  # microbatches, over which a sum costs nothing
 
 
 class BoundLevel(IntEnum):
@@ -205,7 +207,11 @@ class Searcher(Candidates):
             least = self.roofline(size).microbatch(tp)
             return self._time_bound(configuration, least, least)
         blocks = self.blocks.class_bounds(size, tp)
-        operators = self._least(configuration, blocks)
+        alone = [
+            {level: [Line(0.0, 1.0, b[level])] for level in self.problem.levels} for b in blocks
+        ]
+        floors = self._floors(configuration, alone)
+        operators = self._least(configuration, floors)
         program = operators
         if level is BoundLevel.PROGRAM:
             # Recompute adds at least its operators to the optimum without it.
@@ -215,38 +221,91 @@ class Searcher(Candidates):
             )
             point = self.point(configuration)
             program = point.microbatch_bound + operators - without
-        elif level is BoundLevel.LEVELS and self._forced(configuration, operators, blocks):
-            question = self.question(configuration)
-            frames = self.blocks.level_bounds(question, self.problem.levels, self.problem.deadline)
-            if configuration.pipelined:
-                return min(
-                    self._along(configuration, seconds, whole_inputs=placement == Replicate())
-                    for placement, seconds in frames
-                )
-            program = min(self._least(configuration, seconds) for _, seconds in frames)
+        elif level is BoundLevel.LEVELS:
+            short = self._short(configuration, operators, blocks)
+            if short or (configuration.pipelined and tp > 1):
+                return self._level_bound(configuration, short=short)
         elif level is BoundLevel.OPERATORS and configuration.pipelined:
-            return self._along(configuration, blocks, whole_inputs=False)
+            return self._along(configuration, floors, whole_inputs=False)
         return self._time_bound(configuration, operators, program)
+
+    def _level_bound(self, configuration: Configuration, *, short: bool) -> float:
+        """Seconds at least, by what each level of each class takes and holds on its own.
+
+        Unless memory is ``short``, the first level counts, at no more than it takes.
+        """
+        question = replace(
+            self.question(configuration),
+            state_ratio=state_ratio(
+                self.size(configuration.micro_batch_size),
+                configuration,
+                self.itemsize,
+                update=self.problem.update,
+            ),
+        )
+        if configuration.pipelined:
+            # Sums of partial gradients delay the end of their own stage only.
+            question = replace(question, spread=_NEVER)
+        levels = self.problem.levels if short else self.problem.levels[:1]
+        frames = self.blocks.level_bounds(question, levels, self.problem.deadline, weighted=short)
+        least = math.inf
+        for placement, blocks in frames:
+            whole = placement == Replicate()
+            floors = self._floors(configuration, blocks, whole_inputs=whole)
+            if configuration.pipelined:
+                bound = self._along(configuration, floors, whole_inputs=whole)
+            else:
+                program = self._least(configuration, floors)
+                bound = self._time_bound(configuration, program, program)
+            least = min(least, bound)
+        return least
+
+    def _floors(
+        self,
+        configuration: Configuration,
+        blocks: Sequence[Mapping[Recompute, Sequence[Line]]],
+        *,
+        whole_inputs: bool = False,
+    ) -> list[list[Floor]]:
+        """What a copy of each class may be at best, at all levels, its state not counted.
+
+        ``whole_inputs``: what blocks hand on, and full recompute keeps, isn't sharded.
+        """
+        size, tp = self.size(configuration.micro_batch_size), configuration.mesh.tp
+        found = []
+        for block, kept, own, tied in zip(
+            blocks, size.kept, size.parameters, size.tied, strict=True
+        ):
+            # The state is counted as if all were sharded; more of it counts as bytes kept.
+            stored = (own[0] // tp + tied) * self.itemsize
+            options: list[Floor] = []
+            for level in block:
+                whole = whole_inputs and level is Recompute.FULL
+                lines = [
+                    (line.weight, line.least - line.weight * line.state_ratio * stored)
+                    for line in block[level]
+                ]
+                options += corners(lines, kept[level] // (1 if whole else tp))
+            found.append(options)
+        return found
 
     def _along(
         self,
         configuration: Configuration,
-        seconds: Sequence[Mapping[Recompute, float]],
+        floors: Sequence[Sequence[Floor]],
         *,
         whole_inputs: bool,
     ) -> float:
-        """Least seconds of a pipeline, given those of a copy of each class by level."""
+        """Least seconds of a pipeline, given what a copy of each class may be at best."""
         problem, size = self.problem, self.size(configuration.micro_batch_size)
         data = self._data_times(configuration)
         points = least_points(
             size,
             configuration,
-            seconds,
+            floors,
             data,
             self.itemsize,
-            levels=problem.levels,
             update=problem.update,
-            whole_inputs=whole_inputs and configuration.mesh.tp > 1,
         )
         limits = stage_limits(size, configuration, problem.memory_limit, whole_inputs=whole_inputs)
         if min(left for _, left in limits) <= 0:
@@ -264,24 +323,25 @@ class Searcher(Candidates):
         )
         return least + end
 
-    def _forced(
+    def _short(
         self,
         configuration: Configuration,
         operators: float,
         blocks: Sequence[Mapping[Recompute, float]],
     ) -> bool:
-        """Whether memory forces some recompute."""
+        """Whether memory forces some recompute, or strategies that are not the fastest."""
         copies = self.size(configuration.micro_batch_size).copies
         level = self.problem.levels[0]
         least = sum(count * block[level] for count, block in zip(copies, blocks, strict=True))
-        return operators > least * (1 + _DUST) or level is not Recompute.NONE
+        if operators > least * (1 + _DUST) or level is not Recompute.NONE:
+            return True
+        return configuration.mesh.tp > 1 and not self._fits(
+            configuration, [self.point(configuration)]
+        )
 
-    def _least(
-        self, configuration: Configuration, blocks: Sequence[Mapping[Recompute, float]]
-    ) -> float:
-        """Least seconds of a microbatch, given those of a copy of each class by level."""
+    def _least(self, configuration: Configuration, floors: Sequence[Sequence[Floor]]) -> float:
+        """Least seconds of a microbatch, given what a copy of each class may be at best."""
         size = self.size(configuration.micro_batch_size)
-        levels = self.problem.levels
         room = kept_room(
             size,
             configuration,
@@ -290,8 +350,7 @@ class Searcher(Candidates):
             update=self.problem.update,
         )
         choices = [
-            LevelChoice(count, {level: (block[level], kept[level]) for level in levels})
-            for count, block, kept in zip(size.copies, blocks, size.kept, strict=True)
+            LevelChoice(count, options) for count, options in zip(size.copies, floors, strict=True)
         ]
         return least_seconds(choices, room)
 

@@ -34,7 +34,8 @@ class Setting:
     ``fixed`` gives the storage of some parameters (tied ones). ``recompute`` says what of the
     forward is paid again and what is kept: with `Recompute.FULL` all of it, and nothing but
     the boundary. ``keeps``: bytes kept from forward to backward are counted, and not more than
-    ``memory_limit`` allowed.
+    ``memory_limit`` allowed. ``least``: of those bytes only what no strategies keep fewer of, as
+    a bound needs them.
     """
 
     boundary_in: tuple[Placement, ...]
@@ -43,6 +44,7 @@ class Setting:
     recompute: Recompute
     keeps: bool
     memory_limit: int | None = None
+    least: bool = False
 
 
 class Formulation:
@@ -91,18 +93,18 @@ class Formulation:
         setting, choices = self._setting, self._wiring.choices
         if not setting.keeps or setting.recompute is Recompute.FULL:
             return ()
-        if setting.recompute is Recompute.NONE:
-            return saved_stores(choices, self._wires)
         block = self._wiring.block
-        given = {
-            name: (self._wiring.node(name), (placement,))
-            for name, placement in zip(block.inputs, setting.boundary_in, strict=True)
-        }
         sent = {
             block.tensor(name).base: placement
             for name, placement in zip(block.outputs, setting.boundary_out, strict=True)
         }
-        return selected_stores(choices, self._wires, given, sent)
+        if setting.recompute is Recompute.NONE:
+            return saved_stores(choices, self._wires, sent=sent if setting.least else None)
+        given = {
+            name: (self._wiring.node(name), (placement,))
+            for name, placement in zip(block.inputs, setting.boundary_in, strict=True)
+        }
+        return selected_stores(choices, self._wires, given, sent, least=setting.least)
 
 
 class _Wiring:

@@ -122,6 +122,18 @@ class RepeatedLp:
 
         return optimum(self._model, run, deadline=deadline)
 
+    def relaxation(self, costs: Costs, *, deadline: float) -> float | None:
+        """Optimum of the relaxation at these costs; None where there is none by ``deadline``."""
+        if self._basis is None:
+            self._find_basis(deadline)
+        if time.monotonic() >= deadline:
+            return None
+        self._lp.col_cost_ = costs
+        highs, _ = self._run(deadline, integral=False)
+        if highs.getModelStatus().name != "kOptimal":
+            return None
+        return float(highs.getInfo().objective_function_value)
+
     def _find_basis(self, deadline: float) -> None:
         if time.monotonic() >= deadline:
             return

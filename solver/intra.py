@@ -83,6 +83,10 @@ class BlockProgram:
             solve_time=found.solve_time,
         )
 
+    def bound(self, weights: Weights, *, deadline: float) -> float:
+        """Objective that no strategies are below at those weights."""
+        return self._program.bound(weights, deadline=deadline)
+
 
 class BlockPrograms:
     """The programs used last, within ``room`` bytes; a question builds its own where it is not."""
@@ -101,6 +105,17 @@ class BlockPrograms:
         self, block: BlockClass, group: Group, setting: Setting, weights: Weights, deadline: float
     ) -> BlockSolution:
         """Answer of the block's program (`BlockProgram.solve`)."""
+        solution = self._program(block, group, setting).solve(weights, deadline=deadline)
+        self.integral += solution.relaxation_integral
+        return solution
+
+    def bound(
+        self, block: BlockClass, group: Group, setting: Setting, weights: Weights, deadline: float
+    ) -> float:
+        """Bound of the block's program (`BlockProgram.bound`)."""
+        return self._program(block, group, setting).bound(weights, deadline=deadline)
+
+    def _program(self, block: BlockClass, group: Group, setting: Setting) -> BlockProgram:
         self.asked += 1
         key = (id(block), group, setting)  # a program holds its block, so the id stays its own
         program = self._kept.get(key)
@@ -112,9 +127,7 @@ class BlockPrograms:
             while self.size > self._room and len(self._kept) > 1:
                 self.size -= self._kept.popitem(last=False)[1].size
         self._kept.move_to_end(key)
-        solution = program.solve(weights, deadline=deadline)
-        self.integral += solution.relaxation_integral
-        return solution
+        return program
 
 
 def _no_solution(block: BlockClass, found: Assignment, memory_limit: int | None) -> AutoplanError:

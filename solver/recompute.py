@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autoplan.ir.recompute import Recompute
+__all__ = ["Floor", "LevelChoice", "corners", "least_seconds", "room_of_stages"]
 
-__all__ = ["LevelChoice", "least_seconds", "room_of_stages"]
+Floor = tuple[float, int]
+"""Seconds and bytes of a block that no strategies of some level are below."""
 
 
 @dataclass(frozen=True, slots=True)
 class LevelChoice:
-    """Copies of a block: by permitted level, seconds for one copy and bytes that it keeps."""
+    """Copies of a block, and what each may be: seconds for one copy and bytes that it keeps."""
 
     copies: int
-    levels: Mapping[Recompute, tuple[float, int]]
+    options: Sequence[Floor]
 
 
 def least_seconds(choices: Sequence[LevelChoice], room: float) -> float:
@@ -30,7 +31,7 @@ def least_seconds(choices: Sequence[LevelChoice], room: float) -> float:
     seconds, excess = 0.0, -float(room)
     steps: list[tuple[float, float, float]] = []
     for choice in choices:
-        hull = _hull(list(choice.levels.values()))
+        hull = _hull(choice.options)
         seconds += choice.copies * hull[0][0]
         excess += choice.copies * hull[0][1]
         for (time, size), (later, smaller) in itertools.pairwise(hull):
@@ -44,9 +45,32 @@ def least_seconds(choices: Sequence[LevelChoice], room: float) -> float:
     return seconds if excess <= 0 else math.inf
 
 
-def _hull(points: list[tuple[float, int]]) -> list[tuple[float, int]]:
+def corners(lines: Sequence[tuple[float, float]], least: int) -> list[Floor]:
+    """Extreme points of what keeps at least ``least`` bytes and is above some lines.
+
+    A line says that seconds and the bytes times its first number are at least its second.
+
+    >>> corners([(0.0, 1.0), (0.5, 6.0)], 4)
+    [(1.0, 10), (4.0, 4)]
+    """
+    slopes = sorted(lines)
+
+    def seconds(size: float) -> float:
+        return max(bound - slope * size for slope, bound in slopes)
+
+    crossings = {
+        (second[1] - first[1]) / (second[0] - first[0])
+        for first, second in itertools.combinations(slopes, 2)
+        if second[0] > first[0]
+    }
+    # Rounded down only in bytes, or points between two of them would be above the lines.
+    sizes = {float(least), *(size for size in crossings if size > least)}
+    return [(seconds(size), math.floor(size)) for size in sorted(sizes, reverse=True)]
+
+
+def _hull(points: Sequence[Floor]) -> list[Floor]:
     """Lower convex hull in (seconds, bytes), from the fastest to the leanest."""
-    hull: list[tuple[float, int]] = []
+    hull: list[Floor] = []
     for time, size in sorted(points):
         if hull and size >= hull[-1][1]:
             continue
@@ -56,7 +80,7 @@ def _hull(points: list[tuple[float, int]]) -> list[tuple[float, int]]:
     return hull
 
 
-def _slope(first: tuple[float, int], second: tuple[float, int]) -> float:
+def _slope(first: Floor, second: Floor) -> float:
     """Seconds for a byte saved."""
     return (second[0] - first[0]) / (first[1] - second[1])
 

@@ -8,11 +8,12 @@ counts as one of the original, which is the only way in which these bytes differ
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from autoplan.costs.compute import local_bytes, local_extra
 from autoplan.costs.experts import experts_products, local_experts
+from autoplan.costs.workspace import FUSED_LOSSES
 from autoplan.ir.experts import EXPERTS
 from autoplan.ir.graph import Op, TensorKind
 from autoplan.ir.placement import Placement
@@ -25,13 +26,25 @@ __all__ = ["saved_stores", "selected_stores"]
 
 _Holders = dict[Storage, list[NodeHolder | UseHolder]]
 
+_OTHERWISE = (*FUSED_LOSSES, EXPERTS)
+"""Operators of which the runtime may keep other tensors than autograd would."""
 
-def saved_stores(choices: BlockChoices, wires: Mapping[str, Wire]) -> tuple[Store, ...]:
-    """One store for each storage that autograd may save."""
+
+def saved_stores(
+    choices: BlockChoices, wires: Mapping[str, Wire], *, sent: Collection[str] | None = None
+) -> tuple[Store, ...]:
+    """One store for each storage that autograd may save.
+
+    With ``sent``, the tensors that the block hands on, what it surely keeps besides those.
+    """
     position = {name: index for index, name in enumerate(wires)}
     holders: _Holders = {}
     for node, (op, options) in enumerate(zip(choices.block.ops, choices.of, strict=True)):
+        if sent is not None and op.target in _OTHERWISE:
+            continue
         for name in dict.fromkeys(op.saved):
+            if sent is not None and choices.block.tensor(name).base in sent:
+                continue
             if name in op.outputs:
                 for storage, picks in _made(choices, options, op, op.outputs.index(name)):
                     holders.setdefault(storage, []).append(NodeHolder(node, picks))
@@ -45,7 +58,7 @@ def saved_stores(choices: BlockChoices, wires: Mapping[str, Wire]) -> tuple[Stor
             sizes = [local_extra(op, choices.block, c.strategy, choices.ranks) for c in options]
             for size, picks in _grouped(sizes):
                 holders[op.name, "extra", size] = [NodeHolder(node, picks)]
-    return _stores_of(holders)
+    return _stores_of(holders) if sent is None else _sure_stores(choices, holders)
 
 
 def selected_stores(
@@ -53,11 +66,14 @@ def selected_stores(
     wires: Mapping[str, Wire],
     given: Mapping[str, Ends],
     sent: Mapping[str, Placement],
+    *,
+    least: bool = False,
 ) -> tuple[Store, ...]:
     """Stores of selective recompute: inputs, outputs of kept operators, received copies.
 
     ``given`` has the node and placement of each input. What the block hands on (``sent``: in
-    which placement, by tensor) is kept by those who receive it.
+    which placement, by tensor) is kept by those who receive it. With ``least``, what is surely
+    kept.
     """
     block, ranks = choices.block, choices.ranks
     holders: _Holders = {}
@@ -65,7 +81,7 @@ def selected_stores(
         size = local_bytes(block.tensor(name), placement, ranks)
         holders[name, "", size] = [NodeHolder(node, frozenset({0}))]
     for node, (op, options) in enumerate(zip(block.ops, choices.of, strict=True)):
-        if not is_kept(op):
+        if not is_kept(op) or (least and op.target in _OTHERWISE):
             continue
         if op.target == EXPERTS:
             regions = (local_experts(op, block, c.strategy, ranks) for c in options)
@@ -92,7 +108,7 @@ def selected_stores(
             for storage, pairs in wire.received(use, sent.get(name)).items():
                 holder = UseHolder(position, use, frozenset(pairs))
                 holders.setdefault(storage, []).append(holder)
-    return _stores_of(holders)
+    return _sure_stores(choices, holders) if least else _stores_of(holders)
 
 
 def _made(
@@ -107,6 +123,28 @@ def _made(
 
 def _stores_of(holders: Mapping[Storage, list[NodeHolder | UseHolder]]) -> tuple[Store, ...]:
     return tuple(Store(size, tuple(needing)) for (_, _, size), needing in holders.items() if size)
+
+
+def _sure_stores(choices: BlockChoices, holders: _Holders) -> tuple[Store, ...]:
+    """Stores whose bytes no assignment holds fewer of.
+
+    Of a tensor, its views and their copies only the largest that is held counts: a view of a
+    copy may have that copy's storage. So the larger sizes add what they have beyond the smaller.
+    """
+    groups: dict[tuple[str, str], dict[int, list[NodeHolder | UseHolder]]] = {}
+    for (name, state, size), needing in holders.items():
+        extra = state == "extra"
+        key = ("extra", name) if extra else ("", choices.block.tensor(name).base)
+        groups.setdefault(key, {}).setdefault(size, []).extend(needing)
+    stores = []
+    for sizes in groups.values():
+        below = 0
+        for size in sorted(sizes):
+            needing = [one for larger, some in sizes.items() if larger >= size for one in some]
+            if size > below:
+                stores.append(Store(size - below, tuple(needing)))
+            below = size
+    return tuple(stores)
 
 
 _K = TypeVar("_K", bound=Hashable)

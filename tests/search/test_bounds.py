@@ -106,12 +106,10 @@ def test_stages_hold_what_bounds_say(small_model: Captured, schedule: str, level
         points = least_points(
             size,
             one,
-            [dict.fromkeys(Recompute, 0.0)] * len(size.copies),
+            [[(0.0, kept[level])] for kept in size.kept],
             [no_time] * len(size.copies),
             searcher.itemsize,
-            levels=[level],
             update=ADAMW,
-            whole_inputs=True,
         )
         graph = searcher.graph(one)
         for index, stage in enumerate(priced.stages):

@@ -8,7 +8,6 @@ import random
 
 import pytest
 
-from autoplan.ir.recompute import Recompute
 from autoplan.solver.recompute import LevelChoice, least_seconds, room_of_stages
 
 
@@ -16,10 +15,7 @@ def random_choices(rng: random.Random) -> list[LevelChoice]:
     return [
         LevelChoice(
             rng.randint(1, 3),
-            {
-                level: (rng.uniform(1, 3), rng.randint(1, 40))
-                for level in rng.sample(list(Recompute), rng.randint(1, 3))
-            },
+            [(rng.uniform(1, 3), rng.randint(1, 40)) for _ in range(rng.randint(1, 3))],
         )
         for _ in range(rng.randint(1, 3))
     ]
@@ -27,7 +23,7 @@ def random_choices(rng: random.Random) -> list[LevelChoice]:
 
 def whole_assignments(choices: list[LevelChoice]) -> list[tuple[float, int]]:
     """Seconds and bytes of every way to give each copy a level."""
-    copies = [list(c.levels.values()) for c in choices for _ in range(c.copies)]
+    copies = [c.options for c in choices for _ in range(c.copies)]
     return [
         (sum(time for time, _ in picks), sum(size for _, size in picks))
         for picks in itertools.product(*copies)
@@ -51,15 +47,12 @@ def test_relaxation_is_below_every_assignment_and_the_dual_meets_it() -> None:
         prices = {0.0} | {
             (t2 - t1) / (s1 - s2)
             for choice in choices
-            for t1, s1 in choice.levels.values()
-            for t2, s2 in choice.levels.values()
+            for t1, s1 in choice.options
+            for t2, s2 in choice.options
             if s1 > s2
         }
         dual = max(
-            sum(
-                choice.copies * min(t + price * s for t, s in choice.levels.values())
-                for choice in choices
-            )
+            sum(choice.copies * min(t + price * s for t, s in choice.options) for choice in choices)
             - price * room
             for price in prices
             if price >= 0
