@@ -24,6 +24,7 @@ from autoplan.ir.hardware import Accelerator, Cluster
 from autoplan.ir.optimizer import UpdateRule
 from autoplan.ir.overlap import overlapped_time
 from autoplan.ir.recompute import Recompute, is_kept
+from autoplan.schedules import SPLIT, held_by_stages
 from autoplan.solver.between import scalar_time
 from autoplan.solver.chain import Point
 from autoplan.solver.frames import class_counts
@@ -34,6 +35,7 @@ __all__ = [
     "ModelSize",
     "Roofline",
     "class_data_times",
+    "fill_bound",
     "kept_room",
     "least_points",
     "memory_bound",
@@ -87,6 +89,28 @@ def pipeline_bound(total: float, stages: int, microbatches: int, *, tail: float 
     """
     left = (1.0 - 1.0 / microbatches) ** (stages - 1)
     return (total + tail * left / microbatches) / (1.0 - left * (1.0 - 1.0 / microbatches))
+
+
+def fill_bound(blocks: Sequence[float], configuration: Configuration) -> float:
+    """Seconds that a rank of several stages is not at work, at least, on average over the ranks.
+
+    The first stage of rank r is stage r. Whatever the cut, r stages of a block at least come
+    before it: the first microbatch passes them before the rank's first forward. Where backwards
+    are whole, the rank's last one goes back through them as well. ``blocks`` are seconds of both
+    passes, in the order of the chain.
+
+    >>> from autoplan.ir.mesh import Mesh
+    >>> one = Configuration(
+    ...     mesh=Mesh(pp=2), micro_batch_size=1, microbatches=4, zero=0,
+    ...     schedule="interleaved1f1b", virtual_stages=2)
+    >>> fill_bound([3.0, 1.0, 1.0, 1.0], one)
+    1.5
+    """
+    ranks = configuration.mesh.pp
+    if not configuration.looped or configuration.schedule in SPLIT:
+        return 0.0
+    waits = zip(range(ranks - 1, 0, -1), blocks, strict=False)
+    return sum(later * seconds for later, seconds in waits) / ranks
 
 
 def model_size(graph: Graph) -> ModelSize:
@@ -215,7 +239,9 @@ def memory_bound(
     mesh = configuration.mesh
     settings = configuration.memory_settings(itemsize, update=update)
     parts = mesh.tp * mesh.pp
-    held, late = _held_and_late(size.numel // parts, size.trainable // parts, settings)
+    held, late = _held_and_late(
+        size.numel // parts, size.trainable // parts, settings, looped=configuration.looped
+    )
     held += configuration.microbatches * size.batch
     kept = size.least_kept(levels) // parts
     if not configuration.pipelined:
@@ -223,13 +249,16 @@ def memory_bound(
     return held + max(late, kept)
 
 
-def _held_and_late(numel: int, trainable: int, settings: MemorySettings) -> tuple[int, int]:
+def _held_and_late(
+    numel: int, trainable: int, settings: MemorySettings, *, looped: bool
+) -> tuple[int, int]:
     """Bytes of training state beside kept activations, and of what may come when those end.
 
-    At ZeRO 0 and 1 a later backward of several finds gradients: see `_sure_flights`.
+    At ZeRO 0 and 1 a later backward of several finds gradients: see `_sure_flights`. Of a rank's
+    several stages each has its own first backward.
     """
     state = state_bytes(numel, trainable, settings)
-    late = state[1] if born_late(settings) else 0
+    late = state[1] if looped or born_late(settings) else 0
     if settings.zero >= 2 and settings.pipelined:
         # Gradients are born in the first backward, and level 3 has gathered all when it ends.
         late = state[1] + (state[3] if settings.zero == 3 else 0)
@@ -237,8 +266,15 @@ def _held_and_late(numel: int, trainable: int, settings: MemorySettings) -> tupl
 
 
 def _sure_flights(configuration: Configuration) -> list[int]:
-    """Microbatches that each stage holds beside what `_held_and_late` says is held."""
-    flights, microbatches = configuration.flights(), configuration.microbatches
+    """Microbatches that each pipeline rank holds beside what `_held_and_late` says is held."""
+    microbatches = configuration.microbatches
+    if configuration.looped:
+        mesh, each = configuration.mesh, configuration.virtual_stages
+        return [
+            held_by_stages(configuration.schedule, rank, mesh.pp, microbatches, each)
+            for rank in range(mesh.pp)
+        ]
+    flights = configuration.flights()
     if configuration.zero >= 2 or microbatches == 1:
         return flights
     # All of them are held by a stage only before the first backward, which finds no gradients.
@@ -251,7 +287,9 @@ def kept_room(
     """Most bytes of the whole model that a microbatch can keep within ``limit`` bytes a rank."""
     mesh = configuration.mesh
     settings = configuration.memory_settings(itemsize, update=update)
-    held, _ = _held_and_late(size.numel // mesh.tp, size.trainable // mesh.tp, settings)
+    held, _ = _held_and_late(
+        size.numel // mesh.tp, size.trainable // mesh.tp, settings, looped=configuration.looped
+    )
     limit -= configuration.microbatches * size.batch
     if not configuration.pipelined:
         limit -= size.first_gradient // mesh.tp
@@ -268,19 +306,23 @@ def time_bound(
     data: DataParallelTimes,
     itemsize: int,
     update: UpdateRule,
+    fill: float = 0.0,
 ) -> float:
     """Seconds that the step takes at least.
 
     ``operators`` bounds the operators of one microbatch, ``program`` them plus collectives of
     the model axis and a microbatch's share of the once-a-step sums of partial gradients: those
     delay their own stage only, so it holds on average over the stages but not along the
-    pipeline. ``data`` is that of all blocks.
+    pipeline. ``data`` is that of all blocks. ``fill`` is what ranks of several stages wait on
+    average, as `fill_bound` says.
     """
     mesh, microbatches = configuration.mesh, configuration.microbatches
     end = update_bound(size, configuration, cluster, itemsize, update=update)
     summing = (1.0 - 1.0 / microbatches) * data.accumulate
     if configuration.pipelined:
         tail = once_a_step(data, configuration)
+        if configuration.looped:
+            return end + microbatches * (program + summing) / mesh.pp + max(fill, tail / mesh.pp)
         return end + max(
             pipeline_bound(operators + summing, mesh.pp, microbatches, tail=tail),
             (microbatches * (program + summing) + tail) / mesh.pp,
@@ -396,7 +438,7 @@ def least_points(
     found = []
     for index, (elements, times) in enumerate(zip(size.parameters, data, strict=True)):
         numel, trainable = (count // tp for count in elements)
-        held, _ = _held_and_late(numel, trainable, settings)
+        held, _ = _held_and_late(numel, trainable, settings, looped=configuration.looped)
         points = []
         for level in levels:
             whole = level is Recompute.FULL and whole_inputs
@@ -412,7 +454,7 @@ def least_points(
 def stage_limits(
     size: ModelSize, configuration: Configuration, limit: int, *, whole_inputs: bool
 ) -> list[tuple[int, int]]:
-    """Of each stage of a pipeline, microbatches it holds and bytes that these and its blocks have.
+    """Of each pipeline rank, microbatches it holds and bytes that these and its blocks have.
 
     A stage has buffers for all microbatches that it receives and sends. What it has received is
     in the points of its first block too, if that keeps it.
@@ -421,8 +463,9 @@ def stage_limits(
     left = limit - microbatches * size.batch
     handed_on = size.handed_on // (1 if whole_inputs else mesh.tp)
     found = []
-    for stage, flight in enumerate(_sure_flights(configuration)):
-        received = (microbatches - flight) * (stage > 0)
-        sent = microbatches * (stage < mesh.pp - 1)
+    for rank, flight in enumerate(_sure_flights(configuration)):
+        stages = [s for s, on in enumerate(configuration.ranks_of_stages) if on == rank]
+        received = (microbatches - flight) * sum(stage > 0 for stage in stages)
+        sent = microbatches * sum(stage < configuration.stages - 1 for stage in stages)
         found.append((flight, left - (received + sent) * handed_on))
     return found

@@ -22,6 +22,7 @@ from autoplan.ir.recompute import Recompute
 from autoplan.solver.blocks import BlockPricer
 from autoplan.solver.bounds import (
     class_data_times,
+    fill_bound,
     kept_room,
     least_points,
     memory_bound,
@@ -169,8 +170,8 @@ class Searcher(Candidates):
             heapq.heappop(heap)
             if isinstance(result, Overflow):
                 outcome.overflows.append(result)
-                if configuration.mesh.tp > 1:
-                    # No memory weight tried fits; other strategies might.
+                if configuration.mesh.tp > 1 or configuration.virtual_stages > 1:
+                    # No weight or share of memory tried fits; others might.
                     outcome.lower_bound = min(outcome.lower_bound, bound)
                 continue
             if isinstance(result, Slower):
@@ -194,7 +195,7 @@ class Searcher(Candidates):
             self.size(configuration.micro_batch_size),
             configuration,
             self.itemsize,
-            levels=self.problem.levels,
+            levels=self.levels(configuration),
             update=self.problem.update,
         )
 
@@ -217,16 +218,29 @@ class Searcher(Candidates):
             program = point.microbatch_bound + operators - without
         elif level is BoundLevel.LEVELS and self._forced(configuration, operators, blocks):
             question = self.question(configuration)
-            frames = self.blocks.level_bounds(question, self.problem.levels, self.problem.deadline)
+            frames = self.blocks.level_bounds(
+                question, self.levels(configuration), self.problem.deadline
+            )
             if configuration.pipelined:
                 return min(
                     self._along(configuration, seconds, whole_inputs=placement == Replicate())
                     for placement, seconds in frames
                 )
             program = min(self._least(configuration, seconds) for _, seconds in frames)
-        elif level is BoundLevel.OPERATORS and configuration.pipelined:
+        elif level is BoundLevel.OPERATORS and configuration.pipelined and not configuration.looped:
             return self._along(configuration, blocks, whole_inputs=False)
-        return self._time_bound(configuration, operators, program)
+        return self._time_bound(
+            configuration, operators, program, fill=self._fill_time(configuration, blocks)
+        )
+
+    def _fill_time(
+        self, configuration: Configuration, blocks: Sequence[Mapping[Recompute, float]]
+    ) -> float:
+        """Least seconds that ranks of several stages wait, given those of a copy by level."""
+        levels = self.levels(configuration)
+        least = [min(block[level] for level in levels) for block in blocks]
+        chain = [least[i.block_class] for i in self.graph(configuration).instances]
+        return fill_bound(chain, configuration)
 
     def _along(
         self,
@@ -244,7 +258,7 @@ class Searcher(Candidates):
             seconds,
             data,
             self.itemsize,
-            levels=problem.levels,
+            levels=self.levels(configuration),
             update=problem.update,
             whole_inputs=whole_inputs and configuration.mesh.tp > 1,
         )
@@ -258,6 +272,7 @@ class Searcher(Candidates):
             microbatches=configuration.microbatches,
             limits=[left for _, left in limits],
             once=[once_a_step(times, configuration) for times in data],
+            looped=configuration.looped,
         )
         end = update_bound(
             size, configuration, problem.cluster, self.itemsize, update=problem.update
@@ -272,7 +287,7 @@ class Searcher(Candidates):
     ) -> bool:
         """Whether memory forces some recompute."""
         copies = self.size(configuration.micro_batch_size).copies
-        level = self.problem.levels[0]
+        level = self.levels(configuration)[0]
         least = sum(count * block[level] for count, block in zip(copies, blocks, strict=True))
         return operators > least * (1 + _DUST) or level is not Recompute.NONE
 
@@ -281,7 +296,7 @@ class Searcher(Candidates):
     ) -> float:
         """Least seconds of a microbatch, given those of a copy of each class by level."""
         size = self.size(configuration.micro_batch_size)
-        levels = self.problem.levels
+        levels = self.levels(configuration)
         room = kept_room(
             size,
             configuration,
@@ -295,7 +310,9 @@ class Searcher(Candidates):
         ]
         return least_seconds(choices, room)
 
-    def _time_bound(self, configuration: Configuration, operators: float, program: float) -> float:
+    def _time_bound(
+        self, configuration: Configuration, operators: float, program: float, *, fill: float = 0.0
+    ) -> float:
         size = self.size(configuration.micro_batch_size)
         return time_bound(
             size,
@@ -306,6 +323,7 @@ class Searcher(Candidates):
             data=total_times(size.copies, self._data_times(configuration)),
             itemsize=self.itemsize,
             update=self.problem.update,
+            fill=fill,
         )
 
     def _data_times(self, configuration: Configuration) -> list[DataParallelTimes]:
