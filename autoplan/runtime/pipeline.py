@@ -61,6 +61,23 @@ def _own(stage: nn.Module, args: Any, output: Any) -> Any:
     return own[0] if isinstance(output, Tensor) else own
 
 
+class _Sendable(torch.autograd.Function):
+    """The tensor itself; its gradient in the order in which it can be sent."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0].contiguous()
+
+
+def _sendable(stage: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Inputs whose gradients can be sent as the first part of a backward makes them."""
+    return tuple(_Sendable.apply(t) if t.requires_grad else t for t in args)  # type: ignore[no-untyped-call]
+
+
 def _strip(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -86,7 +103,11 @@ class Pipeline:
     ) -> None:
         for stage in stages:
             stage.register_forward_pre_hook(_strip, with_kwargs=True)
-            stage.register_forward_hook(_own if plan.schedule in SPLIT else _contiguous)
+            if plan.schedule in SPLIT:
+                stage.register_forward_pre_hook(_sendable)
+                stage.register_forward_hook(_own)
+            else:
+                stage.register_forward_hook(_contiguous)
         last = len(plan.stages) - 1
         indices = plan.stages_on(axes.pp.rank)
         self._last = last in indices
