@@ -28,6 +28,7 @@ from autoplan.schedules import SPLIT, held_by_stages
 from autoplan.solver.between import scalar_time
 from autoplan.solver.chain import Point
 from autoplan.solver.frames import class_counts
+from autoplan.solver.loop_bound import loop_factor
 from autoplan.solver.recompute import room_of_stages
 from autoplan.solver.space import Configuration
 
@@ -35,7 +36,6 @@ __all__ = [
     "ModelSize",
     "Roofline",
     "class_data_times",
-    "fill_bound",
     "kept_room",
     "least_points",
     "memory_bound",
@@ -89,28 +89,6 @@ def pipeline_bound(total: float, stages: int, microbatches: int, *, tail: float 
     """
     left = (1.0 - 1.0 / microbatches) ** (stages - 1)
     return (total + tail * left / microbatches) / (1.0 - left * (1.0 - 1.0 / microbatches))
-
-
-def fill_bound(blocks: Sequence[float], configuration: Configuration) -> float:
-    """Seconds that a rank of several stages is not at work, at least, on average over the ranks.
-
-    The first stage of rank r is stage r. Whatever the cut, r stages of a block at least come
-    before it: the first microbatch passes them before the rank's first forward. Where backwards
-    are whole, the rank's last one goes back through them as well. ``blocks`` are seconds of both
-    passes, in the order of the chain.
-
-    >>> from autoplan.ir.mesh import Mesh
-    >>> one = Configuration(
-    ...     mesh=Mesh(pp=2), micro_batch_size=1, microbatches=4, zero=0,
-    ...     schedule="interleaved1f1b", virtual_stages=2)
-    >>> fill_bound([3.0, 1.0, 1.0, 1.0], one)
-    1.5
-    """
-    ranks = configuration.mesh.pp
-    if not configuration.looped or configuration.schedule in SPLIT:
-        return 0.0
-    waits = zip(range(ranks - 1, 0, -1), blocks, strict=False)
-    return sum(later * seconds for later, seconds in waits) / ranks
 
 
 def model_size(graph: Graph) -> ModelSize:
@@ -306,15 +284,13 @@ def time_bound(
     data: DataParallelTimes,
     itemsize: int,
     update: UpdateRule,
-    fill: float = 0.0,
 ) -> float:
     """Seconds that the step takes at least.
 
     ``operators`` bounds the operators of one microbatch, ``program`` them plus collectives of
     the model axis and a microbatch's share of the once-a-step sums of partial gradients: those
     delay their own stage only, so it holds on average over the stages but not along the
-    pipeline. ``data`` is that of all blocks. ``fill`` is what ranks of several stages wait on
-    average, as `fill_bound` says.
+    pipeline. ``data`` is that of all blocks.
     """
     mesh, microbatches = configuration.mesh, configuration.microbatches
     end = update_bound(size, configuration, cluster, itemsize, update=update)
@@ -322,7 +298,11 @@ def time_bound(
     if configuration.pipelined:
         tail = once_a_step(data, configuration)
         if configuration.looped:
-            return end + microbatches * (program + summing) / mesh.pp + max(fill, tail / mesh.pp)
+            least = (microbatches * (program + summing) + tail) / mesh.pp
+            if configuration.schedule in SPLIT:
+                return end + least
+            factor = loop_factor(mesh.pp, configuration.virtual_stages, microbatches)
+            return end + max(factor * (operators + summing), least)
         return end + max(
             pipeline_bound(operators + summing, mesh.pp, microbatches, tail=tail),
             (microbatches * (program + summing) + tail) / mesh.pp,

@@ -22,7 +22,6 @@ from autoplan.ir.recompute import Recompute
 from autoplan.solver.blocks import BlockPricer
 from autoplan.solver.bounds import (
     class_data_times,
-    fill_bound,
     kept_room,
     least_points,
     memory_bound,
@@ -222,25 +221,22 @@ class Searcher(Candidates):
                 question, self.levels(configuration), self.problem.deadline
             )
             if configuration.pipelined:
-                return min(
+                along = min(
                     self._along(configuration, seconds, whole_inputs=placement == Replicate())
                     for placement, seconds in frames
                 )
+                return max(along, self._around(configuration, operators, program))
             program = min(self._least(configuration, seconds) for _, seconds in frames)
-        elif level is BoundLevel.OPERATORS and configuration.pipelined and not configuration.looped:
-            return self._along(configuration, blocks, whole_inputs=False)
-        return self._time_bound(
-            configuration, operators, program, fill=self._fill_time(configuration, blocks)
-        )
+        elif level is BoundLevel.OPERATORS and configuration.pipelined:
+            along = self._along(configuration, blocks, whole_inputs=False)
+            return max(along, self._around(configuration, operators, program))
+        return self._time_bound(configuration, operators, program)
 
-    def _fill_time(
-        self, configuration: Configuration, blocks: Sequence[Mapping[Recompute, float]]
-    ) -> float:
-        """Least seconds that ranks of several stages wait, given those of a copy by level."""
-        levels = self.levels(configuration)
-        least = [min(block[level] for level in levels) for block in blocks]
-        chain = [least[i.block_class] for i in self.graph(configuration).instances]
-        return fill_bound(chain, configuration)
+    def _around(self, configuration: Configuration, operators: float, program: float) -> float:
+        """Least seconds of ranks that take turns at several stages, whose waits `_along` omits."""
+        if not configuration.looped:
+            return 0.0
+        return self._time_bound(configuration, operators, program)
 
     def _along(
         self,
@@ -310,9 +306,7 @@ class Searcher(Candidates):
         ]
         return least_seconds(choices, room)
 
-    def _time_bound(
-        self, configuration: Configuration, operators: float, program: float, *, fill: float = 0.0
-    ) -> float:
+    def _time_bound(self, configuration: Configuration, operators: float, program: float) -> float:
         size = self.size(configuration.micro_batch_size)
         return time_bound(
             size,
@@ -323,7 +317,6 @@ class Searcher(Candidates):
             data=total_times(size.copies, self._data_times(configuration)),
             itemsize=self.itemsize,
             update=self.problem.update,
-            fill=fill,
         )
 
     def _data_times(self, configuration: Configuration) -> list[DataParallelTimes]:

@@ -64,7 +64,7 @@ _CHOICES = {
 _SEARCHED = ("1f1b", "gpipe", "interleaved1f1b")
 """Schedules that are considered unless pins say which."""
 
-_LOOPS = (1, 2, 4)
+_LOOPS = (1, 2)
 """Stages a rank that are considered unless pins say how many."""
 
 
