@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from autoplan.errors import InputError
+from autoplan.errors import InputError, UsageError
 from autoplan.ir.graph import Graph
 from autoplan.ir.graph_record import BlockClassRecord
 from autoplan.ir.placement import (
@@ -25,6 +25,7 @@ from autoplan.ir.placement import (
 )
 from autoplan.ir.plan import Plan
 from autoplan.ir.record import graph_from_record, strategies_from_record
+from autoplan.schedules import ONE_STAGE, check
 from autoplan.simulate import timeline_of_plan
 
 __all__ = ["check_plan", "require_sound"]
@@ -47,7 +48,8 @@ def require_sound(plan: Plan, where: Path) -> None:
 
 def check_plan(plan: Plan) -> list[str]:
     """Sentences, one for each thing that is wrong with ``plan``; empty when it is sound."""
-    findings = [*_degrees(plan), *_stages(plan), *_sums(plan), *_limits(plan)]
+    findings = [*_degrees(plan), *_stages(plan)]
+    findings += [*_sums(plan, simulated=not findings), *_limits(plan)]
     try:
         graph = graph_from_record(plan.graph)
         graph.validate()
@@ -79,8 +81,10 @@ def _degrees(plan: Plan) -> Iterator[str]:
 
 def _stages(plan: Plan) -> Iterator[str]:
     stages = plan.pipeline.stages
-    if len(stages) != plan.mesh.pp:
-        yield f"pipeline: {len(stages)} stages for pp {plan.mesh.pp}"
+    if plan.mesh.pp > 1 and plan.pipeline.schedule != "none":
+        yield from _schedule(plan)
+    elif len(stages) > 1:
+        yield f"pipeline: {len(stages)} stages without a schedule"
     if (plan.pipeline.schedule == "none") != (plan.mesh.pp == 1):
         yield f"pipeline: schedule {plan.pipeline.schedule} with pp {plan.mesh.pp}"
     position = 0
@@ -97,7 +101,17 @@ def _stages(plan: Plan) -> Iterator[str]:
         yield f"stages end at block {position} of {len(plan.graph.instances)}"
 
 
-def _sums(plan: Plan) -> Iterator[str]:
+def _schedule(plan: Plan) -> Iterator[str]:
+    name, each = plan.pipeline.schedule, plan.virtual_stages
+    try:
+        check(name, plan.mesh.pp, plan.pipeline.microbatches, each)
+    except UsageError as error:
+        yield f"pipeline: {error}"
+    if name not in ONE_STAGE and plan.zero >= 2:
+        yield f"pipeline: {name} with ZeRO {plan.zero}, it is run with 0 and 1"
+
+
+def _sums(plan: Plan, *, simulated: bool) -> Iterator[str]:
     prediction = plan.prediction
     total = sum(prediction.time.model_dump().values())
     if not math.isclose(total, prediction.step_time, rel_tol=_RELATIVE):
@@ -105,8 +119,8 @@ def _sums(plan: Plan) -> Iterator[str]:
     for index, stage in enumerate(prediction.stages):
         parts = sum(size for part, size in stage.model_dump().items() if part != "peak")
         if parts != stage.peak:
-            yield f"stage {index}: memory parts sum to {parts} B, the peak is {stage.peak} B"
-    timeline = timeline_of_plan(plan)
+            yield f"rank {index}: memory parts sum to {parts} B, the peak is {stage.peak} B"
+    timeline = timeline_of_plan(plan) if simulated else None
     if timeline and not math.isclose(timeline.makespan, prediction.step_time, rel_tol=_RELATIVE):
         yield (
             f"step: its costs take {timeline.makespan:.9g} s, "
@@ -114,7 +128,7 @@ def _sums(plan: Plan) -> Iterator[str]:
         )
     peak = max((stage.peak for stage in prediction.stages), default=0)
     if peak != prediction.peak_memory:
-        yield f"memory: the largest stage needs {peak} B, the plan says {prediction.peak_memory} B"
+        yield f"memory: the fullest rank needs {peak} B, the plan says {prediction.peak_memory} B"
 
 
 def _limits(plan: Plan) -> Iterator[str]:

@@ -26,6 +26,7 @@ from autoplan.cli.values import (
     size,
 )
 from autoplan.errors import UsageError
+from autoplan.schedules import SCHEDULES
 
 __all__ = ["COMMANDS", "build_parser", "parse"]
 
@@ -255,7 +256,14 @@ def _solve(parser: argparse.ArgumentParser) -> None:
         help="of activations: selective keeps what matmuls, attention and collectives give",
     )
     pins.add_argument(
-        "--schedule", type=one_of("gpipe", "1f1b"), metavar="{gpipe,1f1b}", help="of the pipeline"
+        "--schedule",
+        type=one_of(*SCHEDULES),
+        metavar="NAME",
+        help="of the pipeline: gpipe, 1f1b or interleaved1f1b; by request also loopedbfs, "
+        "interleavedzerobubble, zbvzerobubble or dualpipev",
+    )
+    pins.add_argument(
+        "--virtual-stages", type=positive, metavar="N", help="stages on each pipeline rank"
     )
     pins.add_argument(
         "--zero",

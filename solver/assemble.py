@@ -28,12 +28,13 @@ from autoplan.ir.plan import (
 from autoplan.ir.record import graph_to_record
 from autoplan.profiles import cluster_record
 from autoplan.rules.coverage import replicated_notes, rule_coverage
+from autoplan.schedules import SPLIT
 from autoplan.simulate import step_record
 from autoplan.solver.baselines import Baseline
 from autoplan.solver.explore import Outcome
 from autoplan.solver.frames import class_counts
 from autoplan.solver.measured import operators_note
-from autoplan.solver.pricing import Found, Overflow, Priced, Slower
+from autoplan.solver.pricing import Found, Overflow, Priced, Slower, memories_of
 from autoplan.solver.space import Pins
 from autoplan.solver.timing import Simulated, Simulator
 from autoplan.units import format_bytes
@@ -140,47 +141,54 @@ def _prediction(
             "time": _time_parts(best, simulated),
             "stages": tuple(
                 MemoryRecord(
-                    parameters=s.memory.parameters,
-                    gradients=s.memory.gradients,
-                    optimizer=s.memory.optimizer,
-                    activations=s.memory.activations,
-                    transient=s.memory.transient,
-                    buffers=s.memory.buffers,
-                    peak=s.memory.peak,
+                    parameters=memory.parameters,
+                    gradients=memory.gradients,
+                    optimizer=memory.optimizer,
+                    activations=memory.activations,
+                    transient=memory.transient,
+                    buffers=memory.buffers,
+                    peak=memory.peak,
                 )
-                for s in best.stages
+                for memory in memories_of(best)
             ),
         }
     )
 
 
 def _time_parts(best: Priced, simulated: Simulated | None) -> TimeRecord:
-    """Where the step goes on the busiest stage; the parts sum to the step time."""
-    index = max(
-        range(len(best.stages)),
-        key=lambda i: best.stages[i].time.forward + best.stages[i].time.backward,
-    )
-    busiest = best.stages[index].time
+    """Where the step goes on the busiest rank; the parts sum to the step time."""
+    ranks = best.configuration.ranks_of_stages
+    held = [
+        [stage.time for stage, on in zip(best.stages, ranks, strict=True) if on == rank]
+        for rank in range(best.configuration.mesh.pp)
+    ]
+    index = max(range(len(held)), key=lambda r: sum(t.forward + t.backward for t in held[r]))
+
+    def total(name: str) -> float:
+        seconds: list[float] = [getattr(time, name) for time in held[index]]
+        return sum(seconds)
+
+    compute, recompute = total("compute"), total("recompute")
     exposed_pp = best.pipeline_time - best.unsent_pipeline_time
     if simulated is None:
-        busy = best.configuration.microbatches * (busiest.forward + busiest.backward)
+        busy = best.configuration.microbatches * (total("forward") + total("backward"))
         bubble = best.unsent_pipeline_time - busy
     else:
         timeline, optimizer = simulated.timeline, simulated.costs.tails[index].optimizer
         waited = timeline.awaiting_message[index] + timeline.awaiting_ranks[index]
         exposed_pp = min(exposed_pp, timeline.awaiting_message[index])
         bubble = max(0.0, waited - exposed_pp - (best.optimizer - optimizer))
-    others = busiest.compute + busiest.recompute + exposed_pp + bubble + best.optimizer
+    others = compute + recompute + exposed_pp + bubble + best.optimizer
     rest = best.step_time - others
-    exposed_tp = min(rest, busiest.exposed_tp + busiest.tail_tp)
+    exposed_tp = min(rest, total("exposed_tp") + total("tail_tp"))
     exposed_dp = rest - exposed_tp
     dust = 1e-12 * best.step_time  # of subtractions: no time at all
     exposed_tp, exposed_dp, exposed_pp, bubble = (
         0.0 if abs(part) < dust else part for part in (exposed_tp, exposed_dp, exposed_pp, bubble)
     )
     return TimeRecord(
-        compute=busiest.compute,
-        recompute=busiest.recompute,
+        compute=compute,
+        recompute=recompute,
         exposed_tp=exposed_tp,
         exposed_dp=exposed_dp,
         exposed_pp=exposed_pp,
@@ -251,6 +259,11 @@ def _notes(
     priced_by = operators_note(graph, best, cluster.accelerator)
     if priced_by:
         notes.append(priced_by)
+    if best.configuration.schedule in SPLIT:
+        notes.append(
+            f"{best.configuration.schedule}: each part of a backward that runs in two is priced as "
+            "half of it; gradients that wait between them as what its blocks keep"
+        )
     if cluster.accelerator.compiled:
         notes.append(
             "compiled: chains of elementwise operators and norms are priced as fused kernels, from "

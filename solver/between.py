@@ -17,6 +17,7 @@ from autoplan.solver.inter import StageCut
 from autoplan.solver.space import Configuration
 
 __all__ = [
+    "blocks_of_ranks",
     "local_counts",
     "optimizer_times",
     "partial_grad_time",
@@ -26,6 +27,16 @@ __all__ = [
 ]
 
 _SCALAR = 8  # bytes: float64
+
+
+def blocks_of_ranks(
+    graph: Graph, configuration: Configuration, cut: StageCut
+) -> list[list[BlockInstance]]:
+    """Blocks of all stages of each pipeline rank."""
+    held: list[list[BlockInstance]] = [[] for _ in range(configuration.mesh.pp)]
+    for rank, (first, last) in zip(configuration.ranks_of_stages, cut.ranges, strict=True):
+        held[rank] += graph.instances[first:last]
+    return held
 
 
 def local_counts(point: ModelPoint, instance: BlockInstance) -> dict[str, int]:
@@ -105,14 +116,14 @@ def optimizer_times(
     cut: StageCut,
     update: UpdateRule,
 ) -> list[float]:
-    """Seconds of the update of each stage's parameters."""
+    """Seconds of the update of each pipeline rank's parameters."""
     accelerator = cluster.accelerator
     seconds = []
     trainable = {p.fqn: p.trainable for p in graph.parameters}
-    for first, last in cut.ranges:
+    for instances in blocks_of_ranks(graph, configuration, cut):
         held: set[str] = set()
         numel = 0
-        for instance in graph.instances[first:last]:
+        for instance in instances:
             cost = point.costs[instance.block_class]
             for fqn, (_, count, _) in zip(instance.parameters, cost.parameters, strict=True):
                 if fqn not in held and trainable[fqn]:
@@ -136,23 +147,23 @@ def tied_times(
     cluster: Cluster,
     cut: StageCut,
 ) -> list[float]:
-    """Seconds once a step, by stage, to sum gradients of parameters that several stages hold."""
-    seconds = [0.0] * len(cut.ranges)
+    """Seconds once a step, by pipeline rank, to sum gradients of parameters that several hold."""
+    seconds = [0.0] * configuration.mesh.pp
     if not configuration.pipelined:
         return seconds
-    stages_of: Mapping[str, set[int]] = {p.fqn: set() for p in graph.parameters}
+    ranks_of: Mapping[str, set[int]] = {p.fqn: set() for p in graph.parameters}
     counts: dict[str, int] = {}
-    for stage, (first, last) in enumerate(cut.ranges):
-        for instance in graph.instances[first:last]:
+    for rank, instances in enumerate(blocks_of_ranks(graph, configuration, cut)):
+        for instance in instances:
             counts.update(local_counts(point, instance))
             for fqn in instance.parameters:
-                stages_of[fqn].add(stage)
+                ranks_of[fqn].add(rank)
     whole = configuration.mesh.group(MeshAxis.PP, cluster.sizes)
-    for fqn, held in stages_of.items():
+    for fqn, held in ranks_of.items():
         if len(held) > 1:
             size = int(counts[fqn] * configuration.gradient_bytes(dtype_size(graph.dtype)))
             group = whole.of_size(len(held))
             summing = _sum_time(size, group, cluster)
-            for stage in held:
-                seconds[stage] += summing
+            for rank in held:
+                seconds[rank] += summing
     return seconds

@@ -25,9 +25,11 @@ from autoplan.ir.hardware import Accelerator, Cluster
 from autoplan.ir.optimizer import UpdateRule
 from autoplan.ir.overlap import overlapped_time
 from autoplan.ir.recompute import Recompute, is_kept
+from autoplan.schedules import SPLIT, held_by_stages
 from autoplan.solver.between import scalar_time
 from autoplan.solver.chain import Point
 from autoplan.solver.frames import class_counts
+from autoplan.solver.loop_bound import loop_factor
 from autoplan.solver.recompute import Floor, room_of_stages
 from autoplan.solver.space import Configuration
 
@@ -245,7 +247,9 @@ def memory_bound(
     mesh = configuration.mesh
     settings = configuration.memory_settings(itemsize, update=update)
     parts = mesh.tp * mesh.pp
-    held, late = _held_and_late(size.numel // parts, size.trainable // parts, settings)
+    held, late = _held_and_late(
+        size.numel // parts, size.trainable // parts, settings, looped=configuration.looped
+    )
     held += configuration.microbatches * size.batch
     kept = size.least_kept(levels) // parts
     if not configuration.pipelined:
@@ -253,13 +257,16 @@ def memory_bound(
     return held + max(late, kept)
 
 
-def _held_and_late(numel: int, trainable: int, settings: MemorySettings) -> tuple[int, int]:
+def _held_and_late(
+    numel: int, trainable: int, settings: MemorySettings, *, looped: bool
+) -> tuple[int, int]:
     """Bytes of training state beside kept activations, and of what may come when those end.
 
-    At ZeRO 0 and 1 a later backward of several finds gradients: see `_sure_flights`.
+    At ZeRO 0 and 1 a later backward of several finds gradients: see `_sure_flights`. Of a rank's
+    several stages each has its own first backward.
     """
     state = state_bytes(numel, trainable, settings)
-    late = state[1] if born_late(settings) else 0
+    late = state[1] if looped or born_late(settings) else 0
     if settings.zero >= 2 and settings.pipelined:
         # Gradients are born in the first backward, and level 3 has gathered all when it ends.
         late = state[1] + (state[3] if settings.zero == 3 else 0)
@@ -267,8 +274,15 @@ def _held_and_late(numel: int, trainable: int, settings: MemorySettings) -> tupl
 
 
 def _sure_flights(configuration: Configuration) -> list[int]:
-    """Microbatches that each stage holds beside what `_held_and_late` says is held."""
-    flights, microbatches = configuration.flights(), configuration.microbatches
+    """Microbatches that each pipeline rank holds beside what `_held_and_late` says is held."""
+    microbatches = configuration.microbatches
+    if configuration.looped:
+        mesh, each = configuration.mesh, configuration.virtual_stages
+        return [
+            held_by_stages(configuration.schedule, rank, mesh.pp, microbatches, each)
+            for rank in range(mesh.pp)
+        ]
+    flights = configuration.flights()
     if configuration.zero >= 2 or microbatches == 1:
         return flights
     # All of them are held by a stage only before the first backward, which finds no gradients.
@@ -280,8 +294,9 @@ def state_ratio(
 ) -> float:
     """Bytes of state for a byte of parameters, by each microbatch that a stage holds at most."""
     settings = configuration.memory_settings(itemsize, update=update)
-    held, _ = _held_and_late(_SAMPLE, _SAMPLE if size.trainable == size.numel else 0, settings)
-    return held / (_SAMPLE * itemsize) / max(_sure_flights(configuration))
+    trainable = _SAMPLE if size.trainable == size.numel else 0
+    held, _ = _held_and_late(_SAMPLE, trainable, settings, looped=configuration.looped)
+    return held / (_SAMPLE * itemsize) / max(1, *_sure_flights(configuration))
 
 
 def kept_room(
@@ -290,7 +305,9 @@ def kept_room(
     """Most bytes that ranks of all stages can keep of a microbatch, with ``limit`` bytes each."""
     mesh = configuration.mesh
     settings = configuration.memory_settings(itemsize, update=update)
-    held, _ = _held_and_late(size.numel // mesh.tp, size.trainable // mesh.tp, settings)
+    held, _ = _held_and_late(
+        size.numel // mesh.tp, size.trainable // mesh.tp, settings, looped=configuration.looped
+    )
     limit -= configuration.microbatches * size.batch
     if not configuration.pipelined:
         limit -= size.first_gradient // mesh.tp
@@ -320,6 +337,12 @@ def time_bound(
     summing = (1.0 - 1.0 / microbatches) * data.accumulate
     if configuration.pipelined:
         tail = once_a_step(data, configuration)
+        if configuration.looped:
+            least = (microbatches * (program + summing) + tail) / mesh.pp
+            if configuration.schedule in SPLIT:
+                return end + least
+            factor = loop_factor(mesh.pp, configuration.virtual_stages, microbatches)
+            return end + max(factor * (operators + summing), least)
         return end + max(
             pipeline_bound(operators + summing, mesh.pp, microbatches, tail=tail),
             (microbatches * (program + summing) + tail) / mesh.pp,
@@ -432,7 +455,7 @@ def least_points(
     found = []
     for options, elements, times in zip(floors, size.parameters, data, strict=True):
         numel, trainable = (count // tp for count in elements)
-        held, _ = _held_and_late(numel, trainable, settings)
+        held, _ = _held_and_late(numel, trainable, settings, looped=configuration.looped)
         found.append(
             [
                 Point(
@@ -451,7 +474,7 @@ def least_points(
 def stage_limits(
     size: ModelSize, configuration: Configuration, limit: int, *, whole_inputs: bool
 ) -> list[tuple[int, int]]:
-    """Of each stage of a pipeline, microbatches it holds and bytes that these and its blocks have.
+    """Of each pipeline rank, microbatches it holds and bytes that these and its blocks have.
 
     A stage has buffers for all microbatches that it receives and sends. What it has received is
     in the points of its first block too, if that keeps it.
@@ -460,8 +483,9 @@ def stage_limits(
     left = limit - microbatches * size.batch
     handed_on = size.handed_on // (1 if whole_inputs else mesh.tp)
     found = []
-    for stage, flight in enumerate(_sure_flights(configuration)):
-        received = (microbatches - flight) * (stage > 0)
-        sent = microbatches * (stage < mesh.pp - 1)
+    for rank, flight in enumerate(_sure_flights(configuration)):
+        stages = [s for s, on in enumerate(configuration.ranks_of_stages) if on == rank]
+        received = (microbatches - flight) * sum(stage > 0 for stage in stages)
+        sent = microbatches * sum(stage < configuration.stages - 1 for stage in stages)
         found.append((flight, left - (received + sent) * handed_on))
     return found

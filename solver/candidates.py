@@ -16,6 +16,7 @@ from autoplan.ir.graph import Graph, dtype_size
 from autoplan.ir.hardware import Cluster
 from autoplan.ir.optimizer import UpdateRule
 from autoplan.ir.recompute import Recompute
+from autoplan.schedules import SPLIT
 from autoplan.solver.blocks import BlockPricer, ModelPoint, Question
 from autoplan.solver.bounds import ModelSize, Roofline, model_size, roofline
 from autoplan.solver.frames import Frame, class_counts
@@ -88,6 +89,11 @@ class Candidates:
             self._sizes[micro_batch_size] = model_size(self.problem.graphs[micro_batch_size])
         return self._sizes[micro_batch_size]
 
+    def levels(self, configuration: Configuration) -> tuple[Recompute, ...]:
+        """Recompute levels that its blocks may take: none where it would run twice a backward."""
+        levels = self.problem.levels
+        return levels[:1] if configuration.schedule in SPLIT else levels
+
     def sized(self, micro_batch_size: int) -> bool:
         """Whether those sums were worked out before."""
         return micro_batch_size in self._sizes
@@ -151,7 +157,7 @@ class Candidates:
 
     def _price(self, configuration: Configuration, enough: float) -> Found:
         """The fastest strategies if they fit, else the best mixture that does."""
-        levels = self.problem.levels
+        levels = self.levels(configuration)
         fastest = self.point(configuration, level=levels[0])
         found = self.mixed(configuration, [fastest], enough, only_fastest=True)
         if isinstance(found, Priced):
@@ -196,7 +202,7 @@ class Candidates:
     ) -> Found:
         """Best mixture of points, no slower than one level of recompute for all that fits."""
         best = self.mixed(configuration, points, enough)
-        for point in points[: len(self.problem.levels)]:
+        for point in points[: len(self.levels(configuration))]:
             if isinstance(best, Priced):
                 enough = min(enough, best.step_time)
             alike = self.mixed(configuration, [point], enough, only_fastest=True)
@@ -232,7 +238,7 @@ class Candidates:
         """Points of a frame at every level."""
         return [
             self.point(configuration, level=level, weight=weight, frame=frame)
-            for level in self.problem.levels
+            for level in self.levels(configuration)
         ]
 
     def mixed(
@@ -272,7 +278,7 @@ class Candidates:
         try:
             point = self.point(
                 configuration,
-                level=self.problem.levels[0],
+                level=self.levels(configuration)[0],
                 once=once / configuration.microbatches,
             )
             other = self.mixed(configuration, [point], fastest.step_time)

@@ -76,7 +76,8 @@ class Chain:
     ``activation`` and ``transient`` are of [class, point], the first again where a class has
     fewer points than others; ``single`` says that none has a choice. ``crossing`` [item] is
     seconds of both messages of a microbatch at a stage's end, ``least_times`` [item] seconds of
-    its fastest point. No stage has more than ``longest`` items.
+    its fastest point. No stage has more than ``longest`` items. Of a step's seconds the longest
+    stage's count ``turns`` times, each other's once.
     """
 
     def __init__(
@@ -85,10 +86,12 @@ class Chain:
         in_flight: Sequence[int],
         microbatches: int,
         resident: Sequence[int] = (),
+        turns: int = 0,
     ) -> None:
         index: dict[tuple[Point, ...], int] = {}
         self.items = tuple(items)
         self.microbatches = microbatches
+        self.turns = turns or microbatches
         self.class_of = np.array([index.setdefault(item.points, len(index)) for item in items])
         self.classes = tuple(index)
         self.counts = np.zeros((len(items) + 1, len(index)), dtype=np.int64)
@@ -149,4 +152,4 @@ class Chain:
             for first, last in ranges
         ]
         sends = sum(self.items[last - 1].send for _, last in ranges[:-1])
-        return sum(times) + (self.microbatches - 1) * max(times) + 2 * sends
+        return sum(times) + (self.turns - 1) * max(times) + 2 * sends

@@ -11,6 +11,7 @@ the seconds that a microbatch has taken before stage s.
 C4 holds for every order in which a rank has one stage and whole backwards (GPipe, 1F1B): the
 first microbatch reaches stage s through the forwards of those before it, and what stage s does
 last, a backward, goes back through them. It is also at most the seconds that cuts minimise.
+Where ranks have several stages, s are ranks, and only their work counts: neither b_s nor messages.
 
 Blocks are whole, too: of the q that take longest some stage has ``ceil(q / stages)``, and runs
 them for all microbatches. That counts where stages have few blocks.
@@ -44,18 +45,20 @@ def relaxed_bound(
     limits: Sequence[int],
     send: float = 0.0,
     once: Sequence[float] = (),
+    looped: bool = False,
 ) -> float:
     """Seconds that no step is below; infinite when no cut fits in memory.
 
     ``counts`` are blocks of each class. A stage of ``in_flight`` microbatches has ``limits`` bytes
     for its blocks, ``send`` is the least seconds of a message between stages. A block of a class
-    takes ``once`` seconds more after the last microbatch.
+    takes ``once`` seconds more after the last microbatch. ``looped``: stages stand for ranks that
+    have several.
     """
     ends = tuple(once) or (0.0,) * len(classes)
     blocks = list(zip(classes, counts, ends, strict=True))
     present = [(points, n, end) for points, n, end in blocks if n]
     fastest = [min(point.time for point in points) for points, n, _ in present for _ in range(n)]
-    relaxed = _divided(present, in_flight, microbatches, limits, send)
+    relaxed = _divided(present, in_flight, microbatches, limits, send, looped=looped)
     whole = microbatches * _longest_stage(fastest, len(in_flight))
     return max(relaxed, whole * (1 - SAME))
 
@@ -74,6 +77,8 @@ def _divided(
     microbatches: int,
     limits: Sequence[int],
     send: float,
+    *,
+    looped: bool,
 ) -> float:
     """Seconds of the linear program, less what its rows may be violated by."""
     transient = min(point.transient for points, _, _ in present for point in points)
@@ -108,9 +113,9 @@ def _divided(
         model.row(Sense.EQUAL, 0.0, [*own, before, after], [*times, 1.0, -1.0])
         model.row(
             Sense.AT_MOST,
-            -2 * stage * send / total,
+            0.0 if looped else -2 * stage * send / total,
             [*own, after, before, step],
-            [*ends, microbatches, 1.0 - microbatches, -most / total],
+            [*ends, microbatches, (not looped) - microbatches, -most / total],
         )
         before = after
     for share in shares:

@@ -171,8 +171,8 @@ class Searcher(Candidates):
             heapq.heappop(heap)
             if isinstance(result, Overflow):
                 outcome.overflows.append(result)
-                if configuration.mesh.tp > 1:
-                    # No memory weight tried fits; other strategies might.
+                if configuration.mesh.tp > 1 or configuration.virtual_stages > 1:
+                    # No weight or share of memory tried fits; others might.
                     outcome.lower_bound = min(outcome.lower_bound, bound)
                 continue
             if isinstance(result, Slower):
@@ -196,7 +196,7 @@ class Searcher(Candidates):
             self.size(configuration.micro_batch_size),
             configuration,
             self.itemsize,
-            levels=self.problem.levels,
+            levels=self.levels(configuration),
             update=self.problem.update,
         )
 
@@ -208,7 +208,8 @@ class Searcher(Candidates):
             return self._time_bound(configuration, least, least)
         blocks = self.blocks.class_bounds(size, tp)
         alone = [
-            {level: [Line(0.0, 1.0, b[level])] for level in self.problem.levels} for b in blocks
+            {level: [Line(0.0, 1.0, b[level])] for level in self.levels(configuration)}
+            for b in blocks
         ]
         floors = self._floors(configuration, alone)
         operators = self._least(configuration, floors)
@@ -224,9 +225,17 @@ class Searcher(Candidates):
         elif level is BoundLevel.LEVELS:
             short = self._short(configuration, operators, blocks)
             if short or (configuration.pipelined and tp > 1):
-                return self._level_bound(configuration, short=short)
+                along = self._level_bound(configuration, short=short)
+                return max(along, self._around(configuration, operators, program))
         elif level is BoundLevel.OPERATORS and configuration.pipelined:
-            return self._along(configuration, floors, whole_inputs=False)
+            along = self._along(configuration, floors, whole_inputs=False)
+            return max(along, self._around(configuration, operators, program))
+        return self._time_bound(configuration, operators, program)
+
+    def _around(self, configuration: Configuration, operators: float, program: float) -> float:
+        """Least seconds of ranks that take turns at several stages, whose waits `_along` omits."""
+        if not configuration.looped:
+            return 0.0
         return self._time_bound(configuration, operators, program)
 
     def _level_bound(self, configuration: Configuration, *, short: bool) -> float:
@@ -246,7 +255,7 @@ class Searcher(Candidates):
         if configuration.pipelined:
             # Sums of partial gradients delay the end of their own stage only.
             question = replace(question, spread=_NEVER)
-        levels = self.problem.levels if short else self.problem.levels[:1]
+        levels = self.levels(configuration)[: None if short else 1]
         frames = self.blocks.level_bounds(question, levels, self.problem.deadline, weighted=short)
         least = math.inf
         for placement, blocks in frames:
@@ -317,6 +326,7 @@ class Searcher(Candidates):
             microbatches=configuration.microbatches,
             limits=[left for _, left in limits],
             once=[once_a_step(times, configuration) for times in data],
+            looped=configuration.looped,
         )
         end = update_bound(
             size, configuration, problem.cluster, self.itemsize, update=problem.update
@@ -331,7 +341,7 @@ class Searcher(Candidates):
     ) -> bool:
         """Whether memory forces some recompute, or strategies that are not the fastest."""
         copies = self.size(configuration.micro_batch_size).copies
-        level = self.problem.levels[0]
+        level = self.levels(configuration)[0]
         least = sum(count * block[level] for count, block in zip(copies, blocks, strict=True))
         if operators > least * (1 + _DUST) or level is not Recompute.NONE:
             return True

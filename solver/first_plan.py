@@ -49,7 +49,7 @@ class FirstPlan:
         """The leanest; where one fits, the most promising, then larger microbatches."""
         smallest: dict[tuple[object, ...], Configuration] = {}
         for configuration in sorted(configurations, key=_microbatch):
-            if configuration.microbatches * configuration.mesh.pp <= _EVENTS:
+            if configuration.microbatches * configuration.stages <= _EVENTS:
                 smallest.setdefault(_but_for_microbatch(configuration), configuration)
         small = [c for c in smallest.values() if self.memory(c) <= self.memory_limit]
         for configuration in sorted(small, key=self.memory)[:_LEAN]:
@@ -88,4 +88,5 @@ def _but_for_microbatch(configuration: Configuration) -> tuple[object, ...]:
         configuration.mesh,
         configuration.zero,
         configuration.schedule,
+        configuration.virtual_stages,
     )

@@ -5,7 +5,8 @@ A cut of items 0..n-1 into stages takes, with m microbatches and ``t_s`` seconds
     sum_s t_s + (m - 1) max_s t_s + 2 sum over cuts of the send time
 
 which is exact for GPipe when forward and backward have the same slowest stage, and an upper
-bound for 1F1B. Stage s must hold
+bound for 1F1B. Where a rank has several stages, its ``turns`` stand for m: see `turns_of`.
+Stage s must hold
 
     sum static + in_flight[s] (sum activation + boundary it sends) + max transient
         + microbatches (boundary it receives + boundary it sends) <= limit
@@ -30,7 +31,7 @@ from autoplan.solver.stage_peaks import lightest_choices, lightest_cut
 from autoplan.solver.stage_times import Mixes, StageTimes
 from autoplan.solver.sweep import Ranges, fastest_cut
 
-__all__ = ["ChainItem", "StageCut", "cut_stages"]
+__all__ = ["ChainItem", "StageCut", "cut_stages", "turns_of"]
 
 # Spans of fewer items are not worth leaving out.
 _FEW = 16
@@ -65,6 +66,18 @@ class StageCut:
         return cls(ranges=ranges, choices=choices, objective=0.0, peaks=peaks, shortfall=0)
 
 
+def turns_of(ranks: int, stages_per_rank: int, microbatches: int) -> int:
+    """How often the longest stage counts where ranks take turns at stages of their own.
+
+    Equal stages of t seconds in p ranks take ``(v m + p - 1) t``, the first term the work of a
+    rank, the second its wait for the first microbatch: the formula above has p v of them once.
+
+    >>> turns_of(4, 1, 8), turns_of(4, 2, 8)
+    (8, 12)
+    """
+    return max(microbatches, ranks + stages_per_rank * (microbatches - ranks))
+
+
 def cut_stages(
     items: Sequence[ChainItem],
     *,
@@ -73,10 +86,12 @@ def cut_stages(
     in_flight: Sequence[int],
     memory_limit: int,
     resident: Sequence[int] = (),
+    turns: int = 0,
 ) -> StageCut:
     """Fastest cut that fits in memory, or the one with the least peak when none does.
 
-    ``resident`` is bytes that each stage holds whatever its blocks are.
+    ``resident`` is bytes that each stage holds whatever its blocks are; ``turns`` stand for the
+    microbatches in the seconds, if they differ.
     """
     if not 1 <= stages <= len(items):
         raise UsageError(
@@ -84,7 +99,7 @@ def cut_stages(
             hint=f"use --pp {len(items)} or less",
         )
     assert len(in_flight) == stages
-    chain = Chain(items, in_flight, microbatches, resident)
+    chain = Chain(items, in_flight, microbatches, resident, turns)
     ranges, chosen = _best(chain, memory_limit)
     choices = tuple(point for stage in chosen for point in stage)
     peaks = tuple(
@@ -106,13 +121,13 @@ _Chosen = tuple[Ranges, list[list[int]]]
 def _best(chain: Chain, memory_limit: int) -> _Chosen:
     """The fastest ranges and points of their blocks, or the lightest when nothing fits."""
     mixes, times = Mixes(chain), chain.least_times
-    total, most = float(times.sum()), chain.microbatches - 1
+    total, most = float(times.sum()), chain.turns - 1
     even = max(total / len(chain.group_of), float(times.max()))
     reach = max(_FEW, 1 + most_items(times, _SLACK * even))
     while True:
         reach = min(reach, chain.longest)
         stage_times = StageTimes(chain, mixes, memory_limit, reach)
-        found = fastest_cut(stage_times, chain.crossing, chain.group_of, chain.microbatches)
+        found = fastest_cut(stage_times, chain.crossing, chain.group_of, chain.turns)
         if found is None:
             peak, ranges = lightest_cut(chain)
             if peak > memory_limit:

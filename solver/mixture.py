@@ -10,13 +10,15 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from autoplan.costs.memory import StageMemory
 from autoplan.ir.graph import Graph, dtype_size
 from autoplan.ir.hardware import Cluster
 from autoplan.ir.optimizer import UpdateRule
 from autoplan.solver.between import send_times
 from autoplan.solver.blocks import ModelPoint
 from autoplan.solver.chain import ChainItem
-from autoplan.solver.inter import StageCut, cut_stages
+from autoplan.solver.inter import StageCut, cut_stages, turns_of
+from autoplan.solver.memories import resident_bytes
 from autoplan.solver.pieces import chain_items, pieces
 from autoplan.solver.pricing import (
     Found,
@@ -25,7 +27,6 @@ from autoplan.solver.pricing import (
     better,
     memories_of,
     price,
-    resident_bytes,
 )
 from autoplan.solver.shared import shared_costs
 from autoplan.solver.space import Configuration
@@ -55,7 +56,7 @@ def mix_points(
     The cut that is fastest whatever it holds may fit. If not, a cut adds up each block's memory
     by itself, where the price also has what blocks share. So the cut is made again, with the
     difference as what each stage holds anyway, until that settles. ``only_fastest`` leaves it at
-    the first.
+    the first. Stages of one rank share its memory in the proportion in which the last cut used it.
     """
     settings = configuration.memory_settings(
         dtype_size(graph.dtype), update=update, host=cluster.accelerator.synchronous
@@ -80,6 +81,9 @@ def mix_points(
         )
 
     held = [resident_bytes(graph, configuration) + shared * flight for flight in flights]
+    turns = turns_of(
+        configuration.mesh.pp, configuration.virtual_stages, configuration.microbatches
+    )
     best: Found | None = None
     best_cut: StageCut | None = None
     last: StageCut | None = None
@@ -87,11 +91,12 @@ def mix_points(
     for _ in range(1 if only_fastest else _TRIES):
         cut = cut_stages(
             items,
-            stages=configuration.mesh.pp,
+            stages=configuration.stages,
             microbatches=configuration.microbatches,
             in_flight=flights,
             memory_limit=limit,
             resident=held,
+            turns=turns,
         )
         if last is not None and (cut.ranges, cut.choices) == (last.ranges, last.choices):
             break
@@ -99,10 +104,7 @@ def mix_points(
         best = found if best is None else better(best, found)
         best_cut = cut if best is found else best_cut
         last = cut
-        corrected = [
-            before + stage.peak - peak
-            for before, stage, peak in zip(held, memories_of(found), cut.peaks, strict=True)
-        ]
+        corrected = _corrected(configuration, cut, held, memories_of(found), memory_limit)
         if not isinstance(found, Overflow):
             gained = max(old - new for new, old in zip(corrected, held, strict=True))
             if limit == _UNLIMITED or gained <= _NEAR * memory_limit or enough <= 0.0:
@@ -112,6 +114,28 @@ def mix_points(
     if isinstance(best, Priced) and len(cut.ranges) == 1 < len(points) and limit != _UNLIMITED:
         return _polished(best, best_cut, items, priced)
     return best
+
+
+def _corrected(
+    configuration: Configuration,
+    cut: StageCut,
+    held: Sequence[int],
+    memories: Sequence[StageMemory],
+    memory_limit: int,
+) -> list[int]:
+    """Bytes that each stage holds anyway, so that those of a rank add up to what it really does."""
+    ranks = configuration.ranks_of_stages
+    own = [peak - before for peak, before in zip(cut.peaks, held, strict=True)]
+    total = [0] * configuration.mesh.pp
+    for rank, size in zip(ranks, own, strict=True):
+        total[rank] += size
+    room = [
+        memory_limit - (memory.peak - used) for memory, used in zip(memories, total, strict=True)
+    ]
+    return [
+        memory_limit - room[rank] * size // max(1, total[rank])
+        for rank, size in zip(ranks, own, strict=True)
+    ]
 
 
 def _polished(

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import groupby
 
 from autoplan.costs.data_parallel import data_parallel_times
-from autoplan.costs.memory import MemorySettings, StageMemory, stage_memory
+from autoplan.costs.memory import StageMemory
 from autoplan.costs.step import BlockTime, StageTime, stage_time, update_traffic
 from autoplan.ir.graph import Graph, dtype_size
 from autoplan.ir.hardware import Cluster
-from autoplan.ir.memo import by_identity
 from autoplan.ir.optimizer import UpdateRule
 from autoplan.ir.recompute import Recompute
 from autoplan.simulate import Gathering, Messages, simulate_pipeline
 from autoplan.solver.between import (
-    local_counts,
     optimizer_times,
     partial_grad_time,
     scalar_time,
@@ -28,6 +27,7 @@ from autoplan.solver.between import (
 )
 from autoplan.solver.blocks import ModelPoint
 from autoplan.solver.inter import StageCut
+from autoplan.solver.memories import rank_memories
 from autoplan.solver.pieces import Pieces, pieces
 from autoplan.solver.shared import shared_costs
 from autoplan.solver.space import Configuration
@@ -42,15 +42,18 @@ __all__ = [
     "gathering_of",
     "least_pipeline_time",
     "memories_of",
+    "messages_of",
     "parameter_time",
     "price",
-    "resident_bytes",
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageOutcome:
-    """A stage of a priced configuration: blocks ``first`` to ``last``, seconds and bytes."""
+    """A stage of a priced configuration: blocks ``first`` to ``last``, seconds and bytes.
+
+    ``memory`` is that of the stage's rank, other stages of it included.
+    """
 
     first: int
     last: int
@@ -102,7 +105,7 @@ class Priced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overflow:
-    """A configuration that does not fit: its least peak, parts of that stage, all stages.
+    """A configuration that does not fit: its least peak, parts of that rank, all pipeline ranks.
 
     ``levels`` are those of recompute by block of the chain.
     """
@@ -141,9 +144,9 @@ Found = Priced | Overflow | Slower
 
 
 def memories_of(found: Found) -> tuple[StageMemory, ...]:
-    """Memory of each stage."""
+    """Memory of each pipeline rank."""
     if isinstance(found, Priced):
-        return tuple(stage.memory for stage in found.stages)
+        return tuple(stage.memory for stage in found.stages[: found.configuration.mesh.pp])
     return found.stages
 
 
@@ -173,7 +176,7 @@ def price(
     """Price of a configuration with those strategies and that cut, if it is below ``enough``."""
     blocks = pieces(graph, configuration, point, cluster)
     shared_time, _ = shared_costs(graph, cluster)
-    memories = stage_memories(graph, configuration, point, blocks, cut, cluster, update)
+    memories = rank_memories(graph, configuration, point, blocks, cut, cluster, update)
     worst = max(memories, key=lambda memory: memory.peak)
     if worst.peak > memory_limit:
         return Overflow(
@@ -189,9 +192,7 @@ def price(
     ]
     updates = optimizer_times(graph, configuration, point, cluster, cut, update)
     optimizer = max(updates) + scalar_time(configuration, cluster)
-    least = optimizer + least_pipeline_time(
-        [time.forward + time.backward for time in times], configuration.microbatches
-    )
+    least = optimizer + _least_time(configuration, times)
     if least >= enough:
         return Slower(
             configuration=configuration,
@@ -221,6 +222,17 @@ def least_pipeline_time(stages: Sequence[float], microbatches: int) -> float:
     return least
 
 
+def _least_time(configuration: Configuration, times: Sequence[StageTime]) -> float:
+    """Seconds that the microbatches take at least."""
+    seconds = [time.forward + time.backward for time in times]
+    if not configuration.looped:
+        return least_pipeline_time(seconds, configuration.microbatches)
+    busy = [0.0] * configuration.mesh.pp
+    for rank, own in zip(configuration.ranks_of_stages, seconds, strict=True):
+        busy[rank] += own
+    return configuration.microbatches * max(busy)
+
+
 def gathering_of(configuration: Configuration) -> Gathering:
     """When the runtime's program gathers sharded parameters."""
     if configuration.zero <= 1:
@@ -228,6 +240,13 @@ def gathering_of(configuration: Configuration) -> Gathering:
     if configuration.pipelined:
         return Gathering.STEP if configuration.zero == 2 else Gathering.TURN
     return Gathering.FORWARD if configuration.zero == 2 else Gathering.ACTION
+
+
+def messages_of(configuration: Configuration) -> Messages:
+    """What waits while the runtime's messages travel."""
+    if configuration.pipelined and not configuration.looped:
+        return Messages.AWAITED
+    return Messages.BESIDE
 
 
 def parameter_time(
@@ -257,82 +276,6 @@ def parameter_time(
     if configuration.zero >= 2 and not configuration.pipelined:
         sums *= configuration.microbatches
     return (moved.seconds(cluster.accelerator) + sums) / (elements * itemsize)
-
-
-def stage_memories(
-    graph: Graph,
-    configuration: Configuration,
-    point: ModelPoint,
-    blocks: Pieces,
-    cut: StageCut,
-    cluster: Cluster,
-    update: UpdateRule,
-) -> tuple[StageMemory, ...]:
-    """Memory of each stage of a cut."""
-    settings = configuration.memory_settings(
-        dtype_size(graph.dtype), update=update, host=cluster.accelerator.synchronous
-    )
-    _, shared = shared_costs(graph, cluster)
-    resident = resident_bytes(graph, configuration)
-    return tuple(
-        _stage_memory(graph, point, blocks, settings, span, flight, shared, resident)
-        for span, flight in zip(cut.ranges, configuration.flights(), strict=True)
-    )
-
-
-def resident_bytes(graph: Graph, configuration: Configuration) -> int:
-    """Bytes of the model's buffers and of the batch, which every stage is handed whole."""
-    buffers = sum(math.prod(b.shape) * dtype_size(b.dtype) for b in graph.buffers)
-    return buffers + configuration.microbatches * sum(tensor.size for tensor in graph.inputs)
-
-
-@by_identity(64)
-def _shares_parameters(graph: Graph) -> bool:
-    """Whether some parameter is of several blocks."""
-    used = [fqn for instance in graph.instances for fqn in instance.parameters]
-    return len(set(used)) < len(used)
-
-
-def _stage_memory(
-    graph: Graph,
-    point: ModelPoint,
-    blocks: Pieces,
-    settings: MemorySettings,
-    span: tuple[int, int],
-    flight: int,
-    shared: int,
-    resident: int,
-) -> StageMemory:
-    first, last = span
-    chosen = graph.instances[first:last]
-    parts = [blocks.memories[instance.block_class] for instance in chosen]
-    tied: dict[str, int] = {}
-    if _shares_parameters(graph):
-        held: set[str] = set()
-        for index, instance in enumerate(chosen):
-            counts = local_counts(point, instance)
-            again = {fqn: count for fqn, count in counts.items() if fqn in held}
-            held.update(counts)
-            if again:
-                tied.update(again)
-                memory, repeated = parts[index], sum(again.values())
-                parts[index] = replace(
-                    memory,
-                    numel=memory.numel - repeated,
-                    trainable=max(0, memory.trainable - repeated),
-                )
-    if first == 0:
-        parts[0] = replace(parts[0], boundary_in=0)
-    if last == len(graph.instances):
-        parts[-1] = replace(parts[-1], boundary_out=0)
-    return stage_memory(
-        parts,
-        settings,
-        in_flight=flight,
-        shared=shared,
-        resident=resident,
-        tied=sum(tied.values()),
-    )
 
 
 def _stage_time(
@@ -381,13 +324,15 @@ def _finish(
         crossing = [sends[last - 1] for _, last in cut.ranges[:-1]]
         gathers = [time.gathering for time in times]
         gathering = gathering_of(configuration)
+        ranks = configuration.mesh.pp
         timeline = simulate_pipeline(
             configuration.schedule,
             forward,
             backward,
             crossing,
             microbatches,
-            messages=Messages.AWAITED,
+            ranks,
+            messages=messages_of(configuration),
             gather=gathers,
             gathering=gathering,
         )
@@ -397,6 +342,7 @@ def _finish(
             backward,
             [0.0] * len(crossing),
             microbatches,
+            ranks,
             gather=gathers,
             gathering=gathering,
         )
@@ -405,19 +351,17 @@ def _finish(
     else:
         makespan = unsent = microbatches * (times[0].forward + times[0].backward)
         ends = [makespan]
-    finishes = [
-        end + time.tail_dp + time.tail_tp + summing
-        for end, time, summing in zip(ends, times, tied, strict=True)
-    ]
     # Clipping by the global norm makes every rank wait for the last gradient.
-    synced = max(finishes)
+    synced = max(map(sum, zip(_finishes(configuration, ends, times), tied, strict=True)))
     return Priced(
         graph=graph,
         configuration=configuration,
         point=point,
         stages=tuple(
-            StageOutcome(first=first, last=last, time=time, memory=memory)
-            for (first, last), time, memory in zip(cut.ranges, times, memories, strict=True)
+            StageOutcome(first=first, last=last, time=time, memory=memories[rank])
+            for (first, last), time, rank in zip(
+                cut.ranges, times, configuration.ranks_of_stages, strict=True
+            )
         ),
         step_time=synced + optimizer,
         pipeline_time=makespan,
@@ -425,3 +369,23 @@ def _finish(
         optimizer=optimizer,
         block_times=block_times,
     )
+
+
+def _finishes(
+    configuration: Configuration, ends: Sequence[float], times: Sequence[StageTime]
+) -> list[float]:
+    """Instants at which pipeline ranks have summed their gradients, but for tied ones.
+
+    Gradients of a stage are summed beside what the rank then runs of other stages.
+    """
+    finishes = []
+    ranks = configuration.ranks_of_stages
+    order = sorted(range(len(ends)), key=lambda stage: (ranks[stage], ends[stage]))
+    for _, stages in groupby(order, key=lambda stage: ranks[stage]):
+        summed = left = 0.0
+        for stage in stages:
+            time = times[stage]
+            summed = max(summed, ends[stage]) + time.tail_reduce
+            left += time.tail_dp - time.tail_reduce + time.tail_tp
+        finishes.append(summed + left)
+    return finishes

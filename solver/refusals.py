@@ -22,12 +22,20 @@ def require_any(
             "and each stage needs one",
             hint=f"--pp {blocks} at most" if blocks > 1 else "leave --pp out",
         )
+    loops = [int(each) for each in pins.allowed.get("virtual_stages", ())]
+    if stages and loops and min(stages) * min(loops) > blocks:
+        raise UsageError(
+            f"--pp {min(stages)} --virtual-stages {min(loops)}: {min(stages) * min(loops)} stages, "
+            f"but the model has {blocks} blocks, and each stage needs one",
+            hint=f"--virtual-stages {blocks // min(stages)} at most",
+        )
     fixed = ", ".join(f"--{n.replace('_', '-')} {','.join(v)}" for n, v in pins.allowed.items())
     if fixed:
         raise UsageError(
             f"no legal configuration of {ranks} ranks with global batch {batch} satisfies {fixed}",
             hint="drop one of these; dp_replicate x dp_shard must divide the global batch, "
-            "--zero 1 to 3 need --dp-shard > 1, --schedule needs --pp > 1",
+            "--zero 1 to 3 need --dp-shard > 1, --schedule needs --pp > 1 and microbatches that "
+            "suit it",
         )
     raise UsageError(
         f"global batch {batch} can't be divided over any mesh of {ranks} ranks",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -12,6 +12,8 @@ from autoplan.ir.graph import Graph
 from autoplan.ir.hardware import Cluster
 from autoplan.ir.optimizer import UpdateRule, update_rule
 from autoplan.ir.plan import ModelRecord, Plan, WorkloadRecord
+from autoplan.ir.recompute import Recompute
+from autoplan.schedules import SPLIT
 from autoplan.solver.assemble import assemble
 from autoplan.solver.baselines import adopt_better_baseline, price_baselines
 from autoplan.solver.candidates import GraphFamily, Problem
@@ -86,9 +88,10 @@ def solve(
             max_stages=blocks,
             pins=allowed,
         )
-        return [c for c in everything if _runs(c, update)]
+        return [c for c in everything if _runs(c, update, levels, compiled=workload.compile)]
 
     space = space_of(fixed)
+    _refuse_split(fixed, levels, compiled=workload.compile)
     require_any(space, fixed, cluster.ranks, workload.global_batch, blocks)
     problem = Problem(
         graphs=graphs,
@@ -121,9 +124,34 @@ def solve(
     )
 
 
-def _runs(configuration: Configuration, update: UpdateRule) -> bool:
-    """Whether the runtime has the update rule: FSDP2's shards are float32 masters themselves."""
+def _runs(
+    configuration: Configuration,
+    update: UpdateRule,
+    levels: Sequence[Recompute],
+    *,
+    compiled: bool,
+) -> bool:
+    """Whether the runtime has the update rule and the schedule.
+
+    FSDP2's shards are float32 masters themselves. Each part of a split backward would recompute
+    again, and torch refuses to split those of compiled blocks.
+    """
+    if configuration.schedule in SPLIT and (compiled or levels[0] is not Recompute.NONE):
+        return False
     return update.master or configuration.zero <= 1
+
+
+def _refuse_split(pins: Pins, levels: Sequence[Recompute], *, compiled: bool) -> None:
+    """Say what can't go with pinned schedules that split backwards."""
+    schedules = pins.allowed.get("schedule", ())
+    if not schedules or not all(name in SPLIT for name in schedules):
+        return
+    if compiled or levels[0] is not Recompute.NONE:
+        what = "--compile" if compiled else f"--recompute {levels[0]}"
+        raise UsageError(
+            f"--schedule {','.join(schedules)} splits backwards, which {what} rules out",
+            hint=f"leave {what} out, or --schedule interleaved1f1b",
+        )
 
 
 def _search(searcher: Searcher, space: list[Configuration]) -> Outcome:

@@ -4,6 +4,10 @@
 shards the optimizer over ``dp_shard``; ZeRO 2 and 3 shard over ``dp_shard`` and may replicate
 over ``dp_replicate`` (hybrid sharding). ZeRO 3 inside a pipeline gathers ``m + 1`` times as
 often as ZeRO 2 and needs little less memory (`costs.sharded`): it is left out unless asked for.
+
+Schedules of several stages a rank are run with whole parameters only: torch gathers and lets go of
+sharded ones by stage there, which no price has. Of these, interleaved 1F1B is searched; the others
+are what a pin asks for.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from autoplan.costs.data_parallel import AS_PLANNED, GradientSync
+from autoplan.costs.data_parallel import AS_PLANNED, AT_THE_END, GradientSync
 from autoplan.costs.memory import MemorySettings
 from autoplan.errors import UsageError
 from autoplan.ir.graph import Graph
@@ -19,7 +23,15 @@ from autoplan.ir.levels import levels_text
 from autoplan.ir.mesh import Mesh
 from autoplan.ir.optimizer import UpdateRule
 from autoplan.ir.recompute import Recompute, recompute_levels
-from autoplan.schedules import in_flight
+from autoplan.schedules import (
+    ONE_STAGE,
+    SCHEDULES,
+    SPLIT,
+    check,
+    is_legal,
+    ranks_of_stages,
+    stage_flights,
+)
 
 __all__ = [
     "PIN_NAMES",
@@ -40,24 +52,35 @@ PIN_NAMES = (
     "zero",
     "recompute",
     "schedule",
+    "virtual_stages",
 )
 
 _CHOICES = {
     "zero": ("0", "1", "2", "3"),
     "recompute": tuple(Recompute),
-    "schedule": ("gpipe", "1f1b"),
+    "schedule": SCHEDULES,
 }
+
+_SEARCHED = ("1f1b", "gpipe", "interleaved1f1b")
+"""Schedules that are considered unless pins say which."""
+
+_LOOPS = (1, 2)
+"""Stages a rank that are considered unless pins say how many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """One point of the outer space; recompute levels are chosen block by block."""
+    """One point of the outer space; recompute levels are chosen block by block.
+
+    ``virtual_stages`` is the number of stages on each rank.
+    """
 
     mesh: Mesh
     micro_batch_size: int
     microbatches: int
     zero: int
     schedule: str
+    virtual_stages: int = 1
     sync: GradientSync = AS_PLANNED
 
     @property
@@ -65,12 +88,33 @@ class Configuration:
         """Whether there is more than one stage."""
         return self.mesh.pp > 1
 
+    @property
+    def stages(self) -> int:
+        """Stages that the model is cut into."""
+        return self.mesh.pp * self.virtual_stages
+
+    @property
+    def looped(self) -> bool:
+        """Whether torch runs the schedule by lists of actions, as those of several stages a rank.
+
+        Messages then travel beside kernels.
+        """
+        return self.pipelined and self.schedule not in ONE_STAGE
+
+    @property
+    def ranks_of_stages(self) -> tuple[int, ...]:
+        """Pipeline rank of each stage."""
+        if not self.pipelined:
+            return (0,)
+        return ranks_of_stages(self.schedule, self.mesh.pp, self.virtual_stages)
+
     def flights(self) -> list[int]:
         """Most microbatches that each stage holds at once."""
         if not self.pipelined:
             return [1]
-        stages = self.mesh.pp
-        return [in_flight(self.schedule, s, stages, self.microbatches) for s in range(stages)]
+        return list(
+            stage_flights(self.schedule, self.mesh.pp, self.microbatches, self.virtual_stages)
+        )
 
     def memory_settings(
         self, itemsize: int, *, update: UpdateRule, host: bool = False
@@ -104,7 +148,8 @@ class Configuration:
         if recompute != Recompute.NONE:
             parts.append(f"recompute {recompute}")
         if self.pipelined:
-            parts.append(self.schedule)
+            each = f" x {self.virtual_stages}" if self.virtual_stages > 1 else ""
+            parts.append(self.schedule + each)
         return ", ".join(parts)
 
 
@@ -141,10 +186,12 @@ def parse_pins(pins: Mapping[str, str], ranks: int, global_batch: int) -> Pins:
                     )
         else:
             values = tuple(str(_positive(name, value)) for value in values)
-            _check_divides(name, values, ranks, global_batch)
+            if name != "virtual_stages":
+                _check_divides(name, values, ranks, global_batch)
         allowed[name] = values
     parsed = Pins(allowed)
     _check_product(parsed, ranks)
+    _check_schedules(parsed)
     return parsed
 
 
@@ -197,6 +244,23 @@ def _check_product(pins: Pins, ranks: int) -> None:
         )
 
 
+def _check_schedules(pins: Pins) -> None:
+    """Refuse schedules that can't run with the pinned stages a rank or ZeRO levels."""
+    schedules = pins.allowed.get("schedule", _SEARCHED)
+    pinned = [int(v) for v in pins.allowed.get("virtual_stages", ())]
+    # Two microbatches on one rank are enough for all: only the stages may be wrong.
+    if pinned and not any(is_legal(name, 1, 2, v) for name in schedules for v in pinned):
+        check(schedules[0], 1, 2, pinned[0])
+    looped = [name not in ONE_STAGE for name in schedules]
+    several = all(looped) or (pinned and min(pinned) > 1)
+    if several and all(int(level) >= 2 for level in pins.allowed.get("zero", "0")):
+        raise UsageError(
+            f"--zero {','.join(pins.allowed['zero'])} shards parameters, which schedules of "
+            "several stages a rank are not run with",
+            hint="--zero 0 or 1, or --schedule 1f1b or gpipe",
+        )
+
+
 def divisors(number: int) -> list[int]:
     """Divisors in ascending order.
 
@@ -228,13 +292,17 @@ def configurations(
             for size in divisors(per_rank):
                 if not pins.permits("micro_batch_size", size):
                     continue
-                for schedule in _schedules(mesh, per_rank // size, pins):
+                for schedule, each in _schedules(mesh, per_rank // size, max_stages, pins):
+                    if zero >= 2 and mesh.pp > 1 and schedule not in ONE_STAGE:
+                        continue
                     yield Configuration(
                         mesh=mesh,
                         micro_batch_size=size,
                         microbatches=per_rank // size,
                         zero=zero,
                         schedule=schedule,
+                        virtual_stages=each,
+                        sync=AT_THE_END if schedule in SPLIT else AS_PLANNED,
                     )
 
 
@@ -266,14 +334,22 @@ def _zero_levels(mesh: Mesh, pins: Pins) -> Iterator[int]:
         yield level
 
 
-def _schedules(mesh: Mesh, microbatches: int, pins: Pins) -> Iterator[str]:
+def _schedules(
+    mesh: Mesh, microbatches: int, max_stages: int, pins: Pins
+) -> Iterator[tuple[str, int]]:
+    """Schedules and stages a rank."""
     if mesh.pp == 1:
-        # A schedule pin asks for a pipeline: nothing else can honour it.
-        if "schedule" not in pins:
-            yield "none"
+        # A pin of either asks for a pipeline: nothing else can honour it.
+        if "schedule" not in pins and pins.permits("virtual_stages", 1):
+            yield "none", 1
         return
-    if pins.permits("schedule", "1f1b") and microbatches >= mesh.pp:
-        # torch's 1F1B refuses fewer microbatches than stages.
-        yield "1f1b"
-    if pins.permits("schedule", "gpipe"):
-        yield "gpipe"
+    counts = [int(v) for v in pins.allowed.get("virtual_stages", ())] or _LOOPS
+    for schedule in pins.allowed.get("schedule", _SEARCHED):
+        for each in counts:
+            # On one stage a rank interleaved 1F1B is 1F1B with longer warm-ups.
+            alone = each == 1 and schedule not in (*ONE_STAGE, "interleavedzerobubble")
+            if alone and "virtual_stages" not in pins:
+                continue
+            fits = each * mesh.pp <= max_stages
+            if fits and is_legal(schedule, mesh.pp, microbatches, each):
+                yield schedule, each

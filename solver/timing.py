@@ -16,7 +16,6 @@ from autoplan.ir.plan import MAX_EVENTS
 from autoplan.schedules import ActionKind
 from autoplan.simulate import (
     DataParallel,
-    Messages,
     Reduction,
     StageCost,
     StepCosts,
@@ -24,10 +23,11 @@ from autoplan.simulate import (
     Timeline,
     UnitCost,
     Work,
+    work_of,
 )
 from autoplan.solver.between import optimizer_times, scalar_time, send_times, tied_times
 from autoplan.solver.inter import StageCut
-from autoplan.solver.pricing import Priced, gathering_of
+from autoplan.solver.pricing import Priced, gathering_of, messages_of
 from autoplan.solver.shared import shared_costs
 from autoplan.solver.space import Configuration
 
@@ -100,7 +100,7 @@ def step_costs(priced: Priced, cluster: Cluster, update: UpdateRule) -> StepCost
     tied = tied_times(graph, configuration, point, cluster, cut)
     updates = optimizer_times(graph, configuration, point, cluster, cut, update)
     scalars = scalar_time(configuration, cluster)
-    stages, tails = [], []
+    stages, ends = [], []
     for index, stage in enumerate(priced.stages):
         classes = [i.block_class for i in graph.instances[stage.first : stage.last]]
         first, *others = (units[block] for block in classes)
@@ -112,11 +112,18 @@ def step_costs(priced: Priced, cluster: Cluster, update: UpdateRule) -> StepCost
             )
         )
         blocks = [priced.block_times[block] for block in classes]
+        publish = sum(block.data_parallel.publish for block in blocks)
+        ends.append((_once(priced, blocks) + stage.time.tail_tp, publish))
+    tails = []
+    for rank, (updating, summing) in enumerate(zip(updates, tied, strict=True)):
+        own = [
+            end for end, on in zip(ends, configuration.ranks_of_stages, strict=True) if on == rank
+        ]
         tails.append(
             Tail(
-                collectives=_once(priced, blocks) + stage.time.tail_tp + tied[index],
-                optimizer=updates[index] + scalars,
-                publish=sum(block.data_parallel.publish for block in blocks),
+                collectives=sum(once for once, _ in own) + summing,
+                optimizer=updating + scalars,
+                publish=sum(publish for _, publish in own),
             )
         )
     return StepCosts(
@@ -125,7 +132,7 @@ def step_costs(priced: Priced, cluster: Cluster, update: UpdateRule) -> StepCost
         stages=tuple(stages),
         tails=tuple(tails),
         data=_data_parallel(priced, cluster),
-        messages=Messages.AWAITED if configuration.pipelined else Messages.BESIDE,
+        messages=messages_of(configuration),
     )
 
 
@@ -138,10 +145,7 @@ def _unit(priced: Priced, block: BlockTime) -> UnitCost:
         microbatches=configuration.microbatches,
     )
     return UnitCost(
-        work={
-            ActionKind.FORWARD: Work(time.forward, time.tp_forward),
-            ActionKind.BACKWARD: Work(time.backward, time.tp_backward),
-        },
+        work=work_of(Work(time.forward, time.tp_forward), Work(time.backward, time.tp_backward)),
         gather=block.data_parallel.gather,
         reduce=block.data_parallel.reduce if _reduces_beside(priced) else 0.0,
         reduced=float(block.data_parallel.reduced) if configuration.zero <= 1 else 0.0,

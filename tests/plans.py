@@ -48,6 +48,7 @@ class Setup:
     mesh: Mesh = field(default_factory=Mesh)
     zero: int = 0
     schedule: str = "none"
+    virtual_stages: int = 1
     microbatches: int = 1
     recompute: str | tuple[str, ...] = "none"
     """Of all blocks, or a pattern that the blocks of the chain repeat."""
@@ -69,7 +70,7 @@ def make_plan(graph: Graph, model: ModelRecord, setup: Setup, *, seq_len: int) -
     variants = split_classes(graph, setup.levels(graph))
     graph = variants.graph
     chosen, boundaries, placements = choose(graph, setup)
-    count, stages = len(graph.instances), setup.mesh.pp
+    count, stages = len(graph.instances), setup.mesh.pp * setup.virtual_stages
     cuts = [round(index * count / stages) for index in range(stages + 1)]
     mesh = setup.mesh
     return Plan(

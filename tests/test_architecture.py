@@ -37,9 +37,9 @@ MAY_IMPORT = {
     "capture": DATA | {"capture"},
     "emit": DATA | {"emit", "rules", "schedules"},
     "runtime": set(),
-    "report": DATA | {"report", "rules", "simulate"},
+    "report": DATA | {"report", "rules", "schedules", "simulate"},
     "plan_file": DATA,
-    "plan_checks": DATA | {"simulate"},
+    "plan_checks": DATA | {"schedules", "simulate"},
     "verify": DATA | {"verify", "capture", "rules", "emit", "runtime", "plan_file"},
     "cli": None,
 }

@@ -16,7 +16,7 @@ from autoplan.ir.hardware import Cluster
 from autoplan.ir.mesh import Mesh, MeshAxis
 from autoplan.ir.placement import CollectiveKind
 
-__all__ = ["AS_PLANNED", "DataParallelTimes", "GradientSync", "data_parallel_times"]
+__all__ = ["AS_PLANNED", "AT_THE_END", "DataParallelTimes", "GradientSync", "data_parallel_times"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,8 @@ class GradientSync:
 
 
 AS_PLANNED = GradientSync()
+AT_THE_END = GradientSync(overlaps=False)
+"""What the program does under schedules that split backwards, which DDP's hooks do not see."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

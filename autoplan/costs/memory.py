@@ -35,9 +35,11 @@ __all__ = [
     "BlockMemory",
     "MemorySettings",
     "StageMemory",
+    "StagePass",
     "born_late",
     "bucket_bytes",
     "stage_memory",
+    "stage_pass",
     "state_bytes",
     "unit_bytes",
     "update_bytes",
@@ -120,6 +122,27 @@ class StageMemory:
             + self.transient
             + self.buffers
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePass:
+    """Bytes of a pipelined stage with whole parameters, and of a microbatch that passes it.
+
+    ``kept`` is held from forward to backward by its blocks, ``unkept`` what it sends besides.
+    ``forward`` and ``backward`` are the most in either pass, what is kept included; ``first`` that
+    of the first backward, if gradients that it has yet to make are counted as there. ``received``
+    and ``sent`` are bytes of a message from the stage before and to the next.
+    """
+
+    numel: int
+    trainable: int
+    kept: int
+    unkept: int
+    forward: int
+    backward: int
+    first: int
+    received: int
+    sent: int
 
 
 def state_bytes(numel: int, trainable: int, settings: MemorySettings) -> tuple[int, int, int, int]:
@@ -247,6 +270,28 @@ def stage_memory(
         activations=activations,
         transient=max(0, transient),
         buffers=buffers,
+    )
+
+
+def stage_pass(blocks: Sequence[BlockMemory], settings: MemorySettings) -> StagePass:
+    """What a microbatch holds in a stage of those blocks."""
+    received, sent = blocks[0].boundary_in, blocks[-1].boundary_out
+    kept, known, held = _kept(blocks, received=received > 0)
+    arrived = _arrived(blocks)
+    blocks = [_besides(*both) for both in zip(blocks, known, arrived, strict=True)]
+    return StagePass(
+        numel=sum(block.numel for block in blocks),
+        trainable=sum(block.trainable for block in blocks),
+        kept=sum(kept),
+        unkept=_unkept(blocks, held, sent),
+        forward=max(
+            so_far + block.forward
+            for so_far, block in zip(itertools.accumulate(kept), blocks, strict=True)
+        ),
+        backward=_pass_peak(blocks, kept, settings, 0, born=False),
+        first=_pass_peak(blocks, kept, settings, 0, born=True),
+        received=received,
+        sent=sent,
     )
 
 

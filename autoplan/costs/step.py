@@ -53,7 +53,8 @@ class StageTime:
     ``forward`` and ``backward`` include everything that delays the pipeline, but ``gathering``,
     which only passes that gather parameters wait for. ``exposed_dp`` is the part of the two, for
     all microbatches, that is data parallelism.
-    ``tail_dp`` and ``tail_tp`` run after the last backward.
+    ``tail_dp`` and ``tail_tp`` run after the last backward; ``tail_reduce`` is the part of
+    ``tail_dp`` that backwards of other stages of the rank may still hide.
     """
 
     forward: float
@@ -65,6 +66,7 @@ class StageTime:
     exposed_dp: float
     tail_dp: float
     tail_tp: float
+    tail_reduce: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +143,7 @@ def stage_time(
     alone_forward = shared + sum(u.forward + u.tp_forward for u in units)
     alone_backward = sum(u.backward + u.tp_backward for u in units)
     forward, backward = alone_forward, alone_backward
-    gathering, tail = NO_WAITS, 0.0
+    gathering, tail, hideable = NO_WAITS, 0.0, 0.0
     if zero >= 2 and blocks and not pipelined:
         if synchronous:
             forward, both = _synchronous(units, shared)
@@ -157,6 +159,7 @@ def stage_time(
         ]
         reduce = sum(b.data_parallel.reduce for b in blocks)
         tail = exposed_reduction(reversed(summed), slow_down) if overlaps else reduce
+        hideable = tail if overlaps else 0.0
         tail += sum(b.data_parallel.publish + b.data_parallel.pack for b in blocks)
     elif pipelined:
         tail = sum(b.data_parallel.reduce + b.data_parallel.pack for b in blocks)
@@ -173,6 +176,7 @@ def stage_time(
         exposed_dp=exposed * microbatches,
         tail_dp=tail,
         tail_tp=partial_grad,
+        tail_reduce=hideable,
     )
 
 

@@ -62,13 +62,13 @@ def _read_graph(plan: Plan) -> Graph:
 def _stage_instances(plan: Plan, graph: Graph) -> list[tuple[BlockInstance, ...]]:
     cuts = [(stage.first, stage.last) for stage in plan.pipeline.stages]
     ends = [0, *(last for _, last in cuts)]
-    whole = ends[-1] == len(graph.instances) and len(cuts) == plan.mesh.pp
+    whole = ends[-1] == len(graph.instances) and len(cuts) == plan.virtual_stages * plan.mesh.pp
     if not whole or any(
         first != end or first >= last for (first, last), end in zip(cuts, ends, strict=False)
     ):
         raise InputError(
             f"the plan's stages {cuts} do not cut {len(graph.instances)} blocks "
-            f"into {plan.mesh.pp} parts"
+            f"into stages of {plan.mesh.pp} ranks"
         )
     return [graph.instances[first:last] for first, last in cuts]
 

@@ -104,23 +104,35 @@ class MeshRecord(PlanRecord):
 
 
 class StageRecord(PlanRecord):
-    """Blocks ``first`` to ``last`` (exclusive) of the chain on one pipeline rank."""
+    """Blocks ``first`` to ``last`` (exclusive) of the chain."""
 
     first: int
     last: int
 
 
 class PipelineRecord(PlanRecord):
-    """Schedule and cut; ``schedule`` is ``none`` for a single stage."""
+    """Schedule and cut; ``schedule`` is ``none`` for a single stage.
 
-    schedule: Literal["none", "gpipe", "1f1b"]
+    Pipeline ranks have as many stages each; the schedule says which (`autoplan.schedules`).
+    """
+
+    schedule: Literal[
+        "none",
+        "gpipe",
+        "1f1b",
+        "interleaved1f1b",
+        "loopedbfs",
+        "interleavedzerobubble",
+        "zbvzerobubble",
+        "dualpipev",
+    ]
     microbatches: int = Field(ge=1)
     micro_batch_size: int = Field(ge=1)
     stages: tuple[StageRecord, ...]
 
 
 class MemoryRecord(PlanRecord):
-    """Bytes on a rank of one stage; the parts sum to ``peak``."""
+    """Bytes on a rank of one place in the pipeline; the parts sum to ``peak``."""
 
     parameters: int
     gradients: int
@@ -160,7 +172,8 @@ class UnitCostRecord(PlanRecord):
 class StageCostRecord(PlanRecord):
     """A stage: its units in order, as runs of (position in ``units``, how many); seconds.
 
-    ``collectives``, ``optimizer`` and ``publish`` are what follows the last gradient.
+    ``collectives``, ``optimizer`` and ``publish`` are what follows the last gradient; of a rank
+    with several stages its first has them.
     """
 
     units: tuple[tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=1, le=10**6)]], ...]
@@ -311,6 +324,15 @@ class Plan(PlanRecord):
         return self
 
     @model_validator(mode="after")
+    def _ranks_have_as_many_stages(self) -> Self:
+        stages = len(self.pipeline.stages)
+        if not stages or stages % self.mesh.pp:
+            raise ValueError(f"pipeline: {stages} stages for pp {self.mesh.pp}")
+        if self.step is not None and len(self.step.stages) != stages:
+            raise ValueError(f"step: costs of {len(self.step.stages)} stages, there are {stages}")
+        return self
+
+    @model_validator(mode="after")
     def _step_is_short(self) -> Self:
         if self.step is not None:
             units = sum(count for stage in self.step.stages for _, count in stage.units)
@@ -320,6 +342,11 @@ class Plan(PlanRecord):
                     f"step: {passes} passes of units, at most {MAX_EVENTS} are simulated"
                 )
         return self
+
+    @property
+    def virtual_stages(self) -> int:
+        """Stages on each pipeline rank."""
+        return len(self.pipeline.stages) // self.mesh.pp
 
     @property
     def recompute_text(self) -> str:

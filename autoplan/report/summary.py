@@ -60,6 +60,7 @@ def plan_summary(
             "schedule": plan.pipeline.schedule,
             "microbatches": plan.pipeline.microbatches,
             "micro_batch_size": plan.pipeline.micro_batch_size,
+            "virtual_stages": plan.virtual_stages,
             "stages": [
                 {"first": stage.first, "last": stage.last} for stage in plan.pipeline.stages
             ],

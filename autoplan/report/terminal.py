@@ -18,6 +18,7 @@ from autoplan.ir.plan import Plan
 from autoplan.report.sharding import BlockSharding, block_shardings, padded_parameters
 from autoplan.report.summary import input_message, provenance_counts
 from autoplan.report.timeline import stage_waits
+from autoplan.schedules import ranks_of_stages
 from autoplan.units import format_bytes, format_count, format_time
 
 __all__ = ["print_report", "report_lines"]
@@ -227,6 +228,8 @@ def _mesh(plan: Plan, glyphs: _Glyphs) -> list[str]:
     pipeline = plan.pipeline
     plural = "" if pipeline.microbatches == 1 else "es"
     schedule = "" if pipeline.schedule == "none" else f"schedule {pipeline.schedule}"
+    if plan.virtual_stages > 1:
+        schedule += f", {plan.virtual_stages} stages a rank"
     pins = ", ".join(f"{pin.name} {pin.value}" for pin in plan.pins)
     return [
         _row("mesh", f" {glyphs.times} ".join(degrees) or "1 rank"),
@@ -266,12 +269,12 @@ def _time(plan: Plan, glyphs: _Glyphs) -> list[str]:
 
 
 def _waits(plan: Plan) -> list[str]:
-    """A row for each stage: its ranks work, then wait for what the columns say."""
+    """A row for each pipeline rank: it works, then waits for what the columns say."""
     rows = stage_waits(plan)
     if not rows:
         return []
     step = plan.prediction.step_time
-    lines = ["a rank's step, by stage: busy, then waiting for"]
+    lines = [f"a rank's step, by {_place(plan)}: busy, then waiting for"]
     lines.append(f"  {'':<4}" + "".join(f"{name:>14}" for name in _WAITS.values()))
     for index, waits in enumerate(rows):
         cells = []
@@ -288,7 +291,7 @@ def _memory(plan: Plan, glyphs: _Glyphs) -> list[str]:
     if not stages:
         return []
     index = max(range(len(stages)), key=lambda i: stages[i].peak)
-    where = f" (stage {index})" if len(stages) > 1 else ""
+    where = f" ({_place(plan)} {index})" if len(stages) > 1 else ""
     peak = stages[index].peak
     lines = [f"{'memory per rank' + where:<31}{format_bytes(peak):>9}".rstrip()]
     for part, name in _MEMORY_PARTS.items():
@@ -305,15 +308,26 @@ def _stages(plan: Plan) -> list[str]:
     if len(plan.pipeline.stages) < 2:
         return []
     lines = ["stages"]
-    for index, (stage, memory) in enumerate(
-        zip(plan.pipeline.stages, plan.prediction.stages, strict=True)
-    ):
+    for index, stage in enumerate(plan.pipeline.stages):
         first, last = plan.graph.instances[stage.first], plan.graph.instances[stage.last - 1]
         names = first.name if stage.last - stage.first == 1 else f"{first.name} to {last.name}"
         count = stage.last - stage.first
         blocks = f"{count} block" + ("s" if count > 1 else "")
-        lines.append(f"  {index:<4} {blocks:<10} {format_bytes(memory.peak):>9}   {names}")
+        lines.append(f"  {index:<4} {blocks:<10} {_held(plan, index):>9}   {names}")
     return lines
+
+
+def _held(plan: Plan, stage: int) -> str:
+    """Memory of the stage's rank; with several stages a rank, which rank it is."""
+    if plan.virtual_stages == 1:
+        return format_bytes(plan.prediction.stages[stage].peak)
+    ranks = ranks_of_stages(plan.pipeline.schedule, plan.mesh.pp, plan.virtual_stages)
+    return f"rank {ranks[stage]}"
+
+
+def _place(plan: Plan) -> str:
+    """What a pipeline rank is called."""
+    return "stage" if plan.virtual_stages == 1 else "pipeline rank"
 
 
 def _recompute(plan: Plan) -> list[str]:

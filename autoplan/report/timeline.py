@@ -1,4 +1,4 @@
-"""Where the time of each stage's ranks goes, from the simulated step of a plan."""
+"""Where the time of each pipeline rank goes, from the simulated step of a plan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StageWaits:
 
 
 def stage_waits(plan: Plan) -> tuple[StageWaits, ...]:
-    """For each stage, where its ranks' step goes; empty if the step was not simulated."""
+    """For each pipeline rank, where its step goes; empty if the step was not simulated."""
     timeline = timeline_of_plan(plan)
     if timeline is None:
         return ()
@@ -42,5 +42,5 @@ def stage_waits(plan: Plan) -> tuple[StageWaits, ...]:
 
 
 def timeline_summary(plan: Plan) -> list[dict[str, float]] | None:
-    """Part of the document for ``--json``: seconds by stage."""
+    """Part of the document for ``--json``: seconds by pipeline rank."""
     return [asdict(waits) for waits in stage_waits(plan)] or None

@@ -17,8 +17,10 @@ gradients are averaged once a step.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .mesh import MeshAxes
 
-__all__ = ["accumulate", "materialise", "shard_stage", "uses_fsdp", "wrap_ddp"]
+__all__ = ["accumulate", "materialise", "shard_stage", "share_parameters", "uses_fsdp", "wrap_ddp"]
 
 
 def uses_fsdp(zero: int, axes: MeshAxes) -> bool:
@@ -57,6 +59,22 @@ def materialise(stage: nn.Module, device: torch.device) -> None:
         return nn.Parameter(value, requires_grad=parameter.requires_grad)
 
     _replace_parameters(stage, make)
+
+
+def share_parameters(stages: Sequence[nn.Module]) -> list[bool]:
+    """Let stages of one rank hold each parameter once; for each, whether another has part of it."""
+    named: list[dict[str, nn.Parameter]] = [stage.fqns() for stage in stages]  # type: ignore[operator]
+    users = Counter(fqn for own in named for fqn in own)
+    first: dict[str, nn.Parameter] = {}
+    for stage, own in zip(stages, named, strict=True):
+        known = {id(parameter): first.setdefault(fqn, parameter) for fqn, parameter in own.items()}
+        if any(users[fqn] > 1 for fqn in own):
+            _replace_parameters(stage, partial(_known, known))
+    return [any(users[fqn] > 1 for fqn in own) for own in named]
+
+
+def _known(known: Mapping[int, nn.Parameter], parameter: nn.Parameter) -> nn.Parameter:
+    return known[id(parameter)]
 
 
 def shard_stage(stage: nn.Module, axes: MeshAxes, *, zero: int) -> None:

@@ -20,7 +20,7 @@ _NAMES = ("pp", "dp_replicate", "dp_shard", "tp")
 class MeshAxes:
     """Axes of the mesh as this rank sees them; ``dp`` is dp_replicate and dp_shard together.
 
-    ``tied`` has, for each parameter used in several stages, the axis of the ranks that hold
+    ``tied`` has, for each parameter that several pipeline ranks use, the axis of those that hold
     the same part of it (of this rank's parameters only). ``device_mesh`` is None on one rank.
     """
 
@@ -86,20 +86,20 @@ def _tied_axes(plan: ProgramPlan) -> dict[str, Axis]:
     if plan.pp == 1:
         return {}
     inner = plan.dp * plan.tp
-    stage, offset = divmod(dist.get_rank(), inner)
+    own, offset = divmod(dist.get_rank(), inner)
     axes: dict[tuple[int, ...], Axis] = {}
     tied: dict[str, Axis] = {}
     for parameter in plan.graph["parameters"]:
-        stages = plan.stages_of(parameter["fqn"])
-        if len(stages) < 2:
+        holders = plan.ranks_of(parameter["fqn"])
+        if len(holders) < 2:
             continue
-        if stages not in axes:
+        if holders not in axes:
             # Every rank has to take part in the creation of every group, in the same order.
             groups = [
-                dist.new_group([s * inner + member for s in stages]) for member in range(inner)
+                dist.new_group([r * inner + member for r in holders]) for member in range(inner)
             ]
-            rank = stages.index(stage) if stage in stages else 0
-            axes[stages] = Axis(group=groups[offset], rank=rank, size=len(stages))
-        if stage in stages:
-            tied[parameter["fqn"]] = axes[stages]
+            rank = holders.index(own) if own in holders else 0
+            axes[holders] = Axis(group=groups[offset], rank=rank, size=len(holders))
+        if own in holders:
+            tied[parameter["fqn"]] = axes[holders]
     return tied

@@ -1,17 +1,31 @@
-"""A stage in a pipeline schedule of ``torch.distributed.pipelining``."""
+"""A rank's stages in a pipeline schedule of ``torch.distributed.pipelining``."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, schedules
 
 from .mesh import MeshAxes
 from .planfile import BoundaryTensor, ProgramPlan
 
-__all__ = ["Pipeline"]
+__all__ = ["SPLIT", "Pipeline"]
+
+_SCHEDULES = {
+    "gpipe": "ScheduleGPipe",
+    "1f1b": "Schedule1F1B",
+    "interleaved1f1b": "ScheduleInterleaved1F1B",
+    "loopedbfs": "ScheduleLoopedBFS",
+    "interleavedzerobubble": "ScheduleInterleavedZeroBubble",
+    "zbvzerobubble": "ScheduleZBVZeroBubble",
+    "dualpipev": "ScheduleDualPipeV",
+}
+
+SPLIT = ("interleavedzerobubble", "zbvzerobubble", "dualpipev")
+"""Schedules that run some backwards in two parts, which hooks of parameters do not see."""
 
 # A schedule's own step() has keywords like ``target``, which inputs of models are called too.
 _PREFIX = "batch_input_"
@@ -40,6 +54,30 @@ def _contiguous(stage: nn.Module, args: Any, output: Any) -> Any:
     return tuple(tensor.contiguous() for tensor in output)
 
 
+def _own(stage: nn.Module, args: Any, output: Any) -> Any:
+    """Output in storage of its own: the first part of a backward detaches it in place."""
+    tensors = (output,) if isinstance(output, Tensor) else output
+    own = tuple(t.clone() if t._is_view() else t.contiguous() for t in tensors)
+    return own[0] if isinstance(output, Tensor) else own
+
+
+class _Sendable(torch.autograd.Function):
+    """The tensor itself; its gradient in the order in which it can be sent."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0].contiguous()
+
+
+def _sendable(stage: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Inputs whose gradients can be sent as the first part of a backward makes them."""
+    return tuple(_Sendable.apply(t) if t.requires_grad else t for t in args)  # type: ignore[no-untyped-call]
+
+
 def _strip(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -47,43 +85,61 @@ def _strip(
 
 
 class Pipeline:
-    """A schedule over the stages of a plan; `step` runs it for this rank's stage.
+    """A schedule over the stages of a plan; `step` runs it for those of this rank.
 
-    ``module`` is ``stage`` or what wraps it on the data axis.
+    ``modules`` are ``stages`` or what wraps them on the data axis.
 
-    The shapes at the stage's ends come from the plan, so nothing is run to find them out.
+    The shapes at a stage's ends come from the plan, so nothing is run to find them out.
     """
 
     def __init__(
         self,
-        stage: nn.Module,
-        module: nn.Module,
+        stages: Sequence[nn.Module],
+        modules: Sequence[nn.Module],
         *,
         plan: ProgramPlan,
         axes: MeshAxes,
         device: torch.device,
     ) -> None:
-        stage.register_forward_pre_hook(_strip, with_kwargs=True)
-        stage.register_forward_hook(_contiguous)
-        index = axes.pp.rank
-        self._last = index == plan.pp - 1
+        for stage in stages:
+            stage.register_forward_pre_hook(_strip, with_kwargs=True)
+            if plan.schedule in SPLIT:
+                stage.register_forward_pre_hook(_sendable)
+                stage.register_forward_hook(_own)
+            else:
+                stage.register_forward_hook(_contiguous)
+        last = len(plan.stages) - 1
+        indices = plan.stages_on(axes.pp.rank)
+        self._last = last in indices
         self._microbatches, self._device = plan.microbatches, device
-        piece = PipelineStage(
-            module,
-            index,
-            plan.pp,
-            device,
-            input_args=_examples(plan.boundary(index)),
-            output_args=_examples((plan.loss(),) if self._last else plan.boundary(index + 1)),
-            group=axes.pp.group,
-        )
-        schedule = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[plan.schedule]
-        self._schedule = schedule(piece, plan.microbatches, loss_fn=_identity)
+        pieces = [
+            PipelineStage(
+                module,
+                index,
+                len(plan.stages),
+                device,
+                input_args=_examples(plan.boundary(index)),
+                output_args=_examples(
+                    (plan.loss(),) if index == last else plan.boundary(index + 1)
+                ),
+                group=axes.pp.group,
+            )
+            for index, module in zip(indices, modules, strict=True)
+        ]
+        schedule = getattr(schedules, _SCHEDULES[plan.schedule])
+        self._looped = issubclass(schedule, schedules.PipelineScheduleMulti)
+        if self._looped:
+            # Torch would divide the gradient of a parameter once for each stage that uses it.
+            self._schedule = schedule(
+                pieces, plan.microbatches, loss_fn=self._share, scale_grads=False
+            )
+        else:
+            self._schedule = schedule(*pieces, plan.microbatches, loss_fn=_identity)
 
     def step(self, batch: dict[str, Tensor]) -> Tensor | None:
-        """Mean loss of the microbatches on the last stage, None elsewhere.
+        """Mean loss of the microbatches on the last stage's rank, None elsewhere.
 
-        The gradient of that mean is accumulated into the stage's parameters.
+        The gradient of that mean is accumulated into the parameters of the stages.
         """
         losses: list[Tensor] = []
         target = torch.zeros(self._microbatches, device=self._device) if self._last else None
@@ -91,4 +147,8 @@ class Pipeline:
         self._schedule.step(target=target, losses=losses, return_outputs=False, **arguments)
         if not self._last:
             return None
-        return torch.stack([loss.detach() for loss in losses]).mean()
+        found = torch.stack([loss.detach() for loss in losses])
+        return found.sum() if self._looped else found.mean()
+
+    def _share(self, output: Tensor, target: Tensor) -> Tensor:
+        return output / self._microbatches

@@ -14,6 +14,9 @@ from .failure import InvalidFile
 __all__ = ["BoundaryTensor", "ProgramPlan", "read_plan"]
 
 
+_V_SHAPED = ("zbvzerobubble", "dualpipev")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundaryTensor:
     """A tensor handed from one pipeline stage to the next: local shape on a tp rank."""
@@ -66,14 +69,21 @@ class ProgramPlan:
         """Data-parallel ranks."""
         return self.dp_replicate * self.dp_shard
 
-    def stages_of(self, fqn: str) -> tuple[int, ...]:
-        """Stages whose blocks use the parameter."""
+    def stages_on(self, rank: int) -> tuple[int, ...]:
+        """Stages that a rank of the pipeline holds: in loops, or the first with the last."""
+        if self.schedule in _V_SHAPED:
+            return rank, len(self.stages) - 1 - rank
+        return tuple(range(rank, len(self.stages), self.pp))
+
+    def ranks_of(self, fqn: str) -> tuple[int, ...]:
+        """Ranks of the pipeline whose blocks use the parameter."""
         instances = self.graph["instances"]
-        return tuple(
+        used = {
             index
             for index, (first, last) in enumerate(self.stages)
             if any(fqn in instance["parameters"] for instance in instances[first:last])
-        )
+        }
+        return tuple(rank for rank in range(self.pp) if used.intersection(self.stages_on(rank)))
 
     def boundary(self, stage: int) -> tuple[BoundaryTensor, ...]:
         """Tensors that ``stage`` receives from the one before it (none for the first)."""

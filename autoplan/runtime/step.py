@@ -7,7 +7,7 @@ norm of the whole model; the optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,16 +16,24 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from .axis import SINGLE, Axis
 from .clip import clip_gradients, gradient_norm, local_gradient
-from .data_parallel import accumulate, materialise, shard_stage, uses_fsdp, wrap_ddp
+from .data_parallel import (
+    accumulate,
+    materialise,
+    shard_stage,
+    share_parameters,
+    uses_fsdp,
+    wrap_ddp,
+)
 from .failure import InvalidFile
 from .host_memory import keep_freed_memory
 from .mesh import MeshAxes
 from .optimizer import FlatOptimizer, Optimizer, ShardedOptimizer
 from .parameters import ParameterSpec, deferred_parameters, initial_value
-from .pipeline import Pipeline
+from .pipeline import SPLIT, Pipeline
 from .planfile import ProgramPlan
 from .state import fill_parameters, whole_gradients, whole_parameters
 
@@ -60,7 +68,7 @@ class StepResult:
 
 
 class Trainer:
-    """The stage of a program that this rank trains.
+    """The stages of a program that this rank trains: one, unless the schedule loops.
 
     Parameters start at ``values`` (whole values by name) or, without, at the plan's initial
     values, drawn from ``seed``. ``compiled``: each block's forward runs under torch.compile.
@@ -85,17 +93,24 @@ class Trainer:
         self.specs = program.PARAMETERS
         fsdp = uses_fsdp(plan.zero, axes)
         with deferred_parameters() if fsdp else nullcontext():
-            self.stage = program.build_stage(axes.pp.rank, axes.tp, device)
+            self.stages = [
+                program.build_stage(index, axes.tp, device)
+                for index in plan.stages_on(axes.pp.rank)
+            ]
+        if fsdp and len(self.stages) > 1:
+            raise InvalidFile(f"ZeRO {plan.zero} with {len(self.stages)} stages on a rank")
         if fsdp and plan.master_weights != "float32":
             raise InvalidFile(f"ZeRO {plan.zero} shards are float32, the plan has no such masters")
         if fsdp:
-            shard_stage(self.stage, axes, zero=plan.zero)
-            materialise(self.stage, device)
-            self.module = self.stage
+            (stage,) = self.stages
+            shard_stage(stage, axes, zero=plan.zero)
+            materialise(stage, device)
+            modules = [stage]
             self.optimizer: Optimizer = ShardedOptimizer(
                 self.parameters(), name=plan.optimizer, rate=rate, weight_decay=weight_decay
             )
         else:
+            apart = share_parameters(self.stages)
             self.optimizer = FlatOptimizer(
                 self.parameters(),
                 axes.dp_shard if plan.zero == 1 else SINGLE,
@@ -104,9 +119,14 @@ class Trainer:
                 weight_decay=weight_decay,
                 master=plan.master_weights == "float32",
             )
-            self.module = wrap_ddp(self.stage, axes)
+            modules = [
+                stage if plan.schedule in SPLIT or both else wrap_ddp(stage, axes)
+                for stage, both in zip(self.stages, apart, strict=True)
+            ]
+        self.module = modules[0]
+        self._unreduced = _unreduced(modules, sharded=fsdp)
         if compiled:
-            for block in self.stage.blocks.children():  # type: ignore[union-attr]
+            for block in (b for stage in self.stages for b in stage.blocks.children()):  # type: ignore[union-attr]
                 # Not the block itself: the hooks of FSDP2 stay outside.
                 block.forward = torch.compile(block.forward, dynamic=False)
         if values is None:
@@ -114,7 +134,7 @@ class Trainer:
         else:
             self.load(values)
         self._pipeline = (
-            Pipeline(self.stage, self.module, plan=plan, axes=axes, device=device)
+            Pipeline(self.stages, modules, plan=plan, axes=axes, device=device)
             if plan.pp > 1
             else None
         )
@@ -122,8 +142,10 @@ class Trainer:
         torch.manual_seed(seed * 1_000_003 + axes.pp.rank * axes.dp.size + axes.dp.rank)
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Parameters of this rank's stage by name, as the rank holds them."""
-        found: dict[str, nn.Parameter] = self.stage.fqns()  # type: ignore[operator]
+        """Parameters of this rank's stages by name, as the rank holds them."""
+        found: dict[str, nn.Parameter] = {}
+        for stage in self.stages:
+            found |= stage.fqns()  # type: ignore[operator]
         return found
 
     def load(self, value: Callable[[str, ParameterSpec], Tensor]) -> None:
@@ -154,7 +176,7 @@ class Trainer:
             loss: Tensor | None = accumulate(self.module, self._split(batch))
         else:
             loss = self._pipeline.step(batch)
-        self._average_scalars()
+        self._average_unreduced()
         self._sum_partial_gradients()
         self._sum_tied_gradients()
         return self._share_loss(loss)
@@ -178,14 +200,13 @@ class Trainer:
             for index in range(self.plan.microbatches)
         ]
 
-    def _average_scalars(self) -> None:
-        if not uses_fsdp(self.plan.zero, self.axes):
+    def _average_unreduced(self) -> None:
+        if self.axes.dp.size == 1:
             return
-        scalars = [p for p in self.parameters().values() if not isinstance(p, DTensor)]
-        for scalar in scalars:
-            if scalar.grad is not None:
-                scalar.grad /= self.axes.dp.size
-        _sum_gradients(scalars, self.axes.dp)
+        for parameter in self._unreduced:
+            if parameter.grad is not None:
+                parameter.grad /= self.axes.dp.size
+        _sum_gradients(self._unreduced, self.axes.dp)
 
     def _sum_partial_gradients(self) -> None:
         chosen = [p for fqn, p in self.parameters().items() if self.specs[fqn].partial_grad]
@@ -205,6 +226,13 @@ class Trainer:
             if axis.size > 1:
                 dist.all_reduce(shared, group=axis.group)
         return shared / self.axes.dp.size
+
+
+def _unreduced(modules: Sequence[nn.Module], *, sharded: bool) -> list[nn.Parameter]:
+    """Parameters whose gradients nobody averages over data ranks: neither FSDP2 nor DDP."""
+    bare = [m for m in modules if not isinstance(m, DistributedDataParallel)]
+    held = dict.fromkeys(parameter for module in bare for parameter in module.parameters())
+    return [p for p in held if not (sharded and isinstance(p, DTensor))]
 
 
 def _sum_gradients(parameters: list[nn.Parameter], axis: Axis) -> None:

@@ -21,21 +21,33 @@ from autoplan.schedules import (
     zbv_zero_bubble,
 )
 from autoplan.schedules.action import Action, ActionKind, Overlapped, Step, single_actions
-from autoplan.schedules.flight import most_held, most_in_flight, most_pending
+from autoplan.schedules.flight import (
+    flights_of,
+    held_by_all,
+    most_held,
+    most_in_flight,
+    most_pending,
+)
 
 __all__ = [
+    "ONE_STAGE",
     "SCHEDULES",
+    "SPLIT",
     "Action",
     "ActionKind",
     "Overlapped",
     "Step",
     "check",
+    "held_by_stages",
     "in_flight",
+    "is_legal",
     "most_held",
     "most_in_flight",
     "most_pending",
     "order",
+    "ranks_of_stages",
     "single_actions",
+    "stage_flights",
     "stages_of",
 ]
 
@@ -54,6 +66,12 @@ _MODULES: dict[str, ModuleType] = {
 
 SCHEDULES = tuple(_MODULES)
 """Names of the schedules."""
+
+ONE_STAGE = (gpipe.NAME, one_f_one_b.NAME)
+"""Those of one stage a rank; torch runs all others by lists of actions."""
+
+SPLIT = (interleaved_zero_bubble.NAME, zbv_zero_bubble.NAME, dualpipev.NAME)
+"""Those that run some backwards in two parts."""
 
 
 @lru_cache(maxsize=64)
@@ -74,6 +92,19 @@ def order(
 def check(schedule: str, ranks: int, microbatches: int, stages_per_rank: int = 1) -> None:
     """Refuse numbers of ranks, microbatches and stages that torch's schedule refuses."""
     _module(schedule).check(ranks, stages_per_rank, microbatches)
+
+
+def is_legal(schedule: str, ranks: int, microbatches: int, stages_per_rank: int = 1) -> bool:
+    """Whether torch's schedule takes those numbers.
+
+    >>> is_legal("interleaved1f1b", 4, 10, 2), is_legal("interleaved1f1b", 4, 9, 2)
+    (True, False)
+    """
+    try:
+        check(schedule, ranks, microbatches, stages_per_rank)
+    except UsageError:
+        return False
+    return True
 
 
 def stages_of(schedule: str, rank: int, ranks: int, stages_per_rank: int = 1) -> tuple[int, ...]:
@@ -102,6 +133,46 @@ def in_flight(
         most: int = module.in_flight(rank, ranks, stages_per_rank, microbatches)
         return most
     return most_in_flight(order(schedule, rank, ranks, microbatches, stages_per_rank))
+
+
+@lru_cache(maxsize=1024)
+def ranks_of_stages(schedule: str, ranks: int, stages_per_rank: int = 1) -> tuple[int, ...]:
+    """Rank of each stage; that of the first ``ranks`` stages is their own number.
+
+    >>> ranks_of_stages("loopedbfs", 2, 2), ranks_of_stages("dualpipev", 2, 2)
+    ((0, 1, 0, 1), (0, 1, 1, 0))
+    """
+    rank_of = dict.fromkeys(range(ranks * stages_per_rank), 0)
+    for rank in range(ranks):
+        rank_of |= dict.fromkeys(stages_of(schedule, rank, ranks, stages_per_rank), rank)
+    return tuple(rank_of.values())
+
+
+@lru_cache(maxsize=4096)
+def stage_flights(
+    schedule: str, ranks: int, microbatches: int, stages_per_rank: int = 1
+) -> tuple[int, ...]:
+    """Most microbatches whose activations each stage holds at once.
+
+    >>> stage_flights("interleaved1f1b", 2, 4, 2)
+    (4, 3, 2, 1)
+    """
+    if stages_per_rank == 1:
+        return tuple(in_flight(schedule, rank, ranks, microbatches) for rank in range(ranks))
+    found: dict[int, int] = {}
+    for rank in range(ranks):
+        found |= flights_of(order(schedule, rank, ranks, microbatches, stages_per_rank))
+    return tuple(found[stage] for stage in range(ranks * stages_per_rank))
+
+
+@lru_cache(maxsize=4096)
+def held_by_stages(
+    schedule: str, rank: int, ranks: int, microbatches: int, stages_per_rank: int = 1
+) -> int:
+    """Most microbatches that all stages of a rank hold at one moment."""
+    if stages_per_rank == 1:
+        return in_flight(schedule, rank, ranks, microbatches)
+    return held_by_all(order(schedule, rank, ranks, microbatches, stages_per_rank))
 
 
 def _module(schedule: str) -> ModuleType:

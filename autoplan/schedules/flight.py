@@ -8,22 +8,45 @@ for the parameters. Between the two, gradients of intermediate tensors are held 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from autoplan.schedules.action import Action, ActionKind, Step, single_actions
 
-__all__ = ["most_held", "most_in_flight", "most_pending"]
+__all__ = ["flights_of", "held_by_all", "most_held", "most_in_flight", "most_pending"]
 
 
 def most_in_flight(steps: Iterable[Step]) -> int:
     """Most pairs of stage and microbatch whose activations are alive at once."""
+    return _peak(steps, _activations)
 
-    def change(action: Action) -> int:
-        if action.kind is ActionKind.FORWARD:
-            return 1
-        return 0 if action.kind is ActionKind.BACKWARD_INPUT else -1
 
-    return _peak(steps, change)
+def flights_of(steps: Iterable[Step]) -> dict[int, int]:
+    """Most microbatches whose activations are alive at once, by stage."""
+    most: Counter[int] = Counter()
+    for held in _held(steps):
+        most |= held
+    return dict(most)
+
+
+def held_by_all(steps: Sequence[Step]) -> int:
+    """Most microbatches that each of the stages holds, all of them at one moment."""
+    stages = {action.stage for action in single_actions(steps)}
+    return max(min(held[stage] for stage in stages) for held in _held(steps))
+
+
+def _held(steps: Iterable[Step]) -> Iterator[Counter[int]]:
+    """Microbatches that each stage holds, after every action."""
+    held: Counter[int] = Counter()
+    for action in single_actions(steps):
+        held[action.stage] += _activations(action)
+        yield held
+
+
+def _activations(action: Action) -> int:
+    if action.kind is ActionKind.FORWARD:
+        return 1
+    return 0 if action.kind is ActionKind.BACKWARD_INPUT else -1
 
 
 def most_pending(steps: Iterable[Step]) -> int:

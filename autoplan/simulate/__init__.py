@@ -11,6 +11,7 @@ from autoplan.simulate.costs import (
     UnitCost,
     Work,
     stage_of_times,
+    work_of,
 )
 from autoplan.simulate.pipeline import simulate_pipeline
 from autoplan.simulate.record import StepCosts, step_record, timeline_of_plan
@@ -39,4 +40,5 @@ __all__ = [
     "stage_of_times",
     "step_record",
     "timeline_of_plan",
+    "work_of",
 ]

@@ -19,6 +19,7 @@ __all__ = [
     "UnitCost",
     "Work",
     "stage_of_times",
+    "work_of",
 ]
 
 
@@ -28,6 +29,20 @@ class Work:
 
     compute: float
     exposed: float = 0.0
+
+
+def work_of(forward: Work, backward: Work) -> dict[ActionKind, Work]:
+    """Work of a unit by kind of action; both parts of a split backward take half of the whole.
+
+    That holds for matrix products, which compute two products of one size.
+    """
+    half = Work(backward.compute / 2, backward.exposed / 2)
+    return {
+        ActionKind.FORWARD: forward,
+        ActionKind.BACKWARD: backward,
+        ActionKind.BACKWARD_INPUT: half,
+        ActionKind.BACKWARD_WEIGHT: half,
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

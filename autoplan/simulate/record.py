@@ -18,6 +18,7 @@ from autoplan.simulate.costs import (
     Tail,
     UnitCost,
     Work,
+    work_of,
 )
 from autoplan.simulate.step import simulate_step
 from autoplan.simulate.timeline import Timeline
@@ -27,7 +28,10 @@ __all__ = ["StepCosts", "step_record", "timeline_of_plan"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCosts:
-    """All that a step is simulated from, with one stage on each rank; actions are whole."""
+    """All that a step is simulated from; ``tails`` are by rank.
+
+    Of backwards in two parts, each takes half of the whole.
+    """
 
     schedule: str
     microbatches: int
@@ -41,7 +45,7 @@ class StepCosts:
         return simulate_step(
             self.schedule,
             self.stages,
-            ranks=len(self.stages),
+            ranks=len(self.tails),
             microbatches=self.microbatches,
             data=self.data,
             tails=self.tails,
@@ -53,7 +57,8 @@ def step_record(costs: StepCosts) -> StepRecord:
     """Record of those costs; equal units are stored once."""
     seen: dict[UnitCostRecord, int] = {}
     stages = []
-    for stage, tail in zip(costs.stages, costs.tails, strict=True):
+    later = [Tail()] * (len(costs.stages) - len(costs.tails))
+    for stage, tail in zip(costs.stages, [*costs.tails, *later], strict=True):
         places = [seen.setdefault(_unit_record(unit), len(seen)) for unit in stage.units]
         stages.append(
             StageCostRecord(
@@ -93,7 +98,7 @@ def timeline_of_plan(plan: Plan) -> Timeline | None:
         stages=tuple(_stage_cost(stage, units) for stage in record.stages),
         tails=tuple(
             Tail(collectives=stage.collectives, optimizer=stage.optimizer, publish=stage.publish)
-            for stage in record.stages
+            for stage in record.stages[: plan.mesh.pp]
         ),
         data=DataParallel(
             gathering=Gathering(record.gathering),
@@ -119,10 +124,7 @@ def _unit_record(unit: UnitCost) -> UnitCostRecord:
 
 
 def _unit_cost(record: UnitCostRecord) -> UnitCost:
-    work = {
-        ActionKind.FORWARD: Work(*record.forward),
-        ActionKind.BACKWARD: Work(*record.backward),
-    }
+    work = work_of(Work(*record.forward), Work(*record.backward))
     return UnitCost(work=work, gather=record.gather, reduce=record.reduce, reduced=record.reduced)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from autoplan.errors import UsageError
-from autoplan.schedules import order, stages_of
+from autoplan.schedules import order, ranks_of_stages
 from autoplan.simulate.costs import DataParallel, Messages, StageCost, Tail
 from autoplan.simulate.engine import Mail, RankRun, beside, run_ranks
 from autoplan.simulate.program import Job, jobs_of_rank
@@ -45,10 +45,7 @@ def jobs_of_step(
 ) -> tuple[list[list[Job]], list[int]]:
     """Jobs of each rank in the order it runs them, and the rank of each stage."""
     per_rank = len(stages) // ranks
-    rank_of = [0] * len(stages)
-    for rank in range(ranks):
-        for stage in stages_of(schedule, rank, ranks, per_rank):
-            rank_of[stage] = rank
+    rank_of = list(ranks_of_stages(schedule, ranks, per_rank))
     orders = (order(schedule, rank, ranks, microbatches, per_rank) for rank in range(ranks))
     return [list(jobs_of_rank(o, stages, rank_of, microbatches, data)) for o in orders], rank_of
 

@@ -56,6 +56,7 @@ def reduced_plan(plan: Plan, source: ModelSource, *, max_parameters: int) -> Red
     graph, planned = _like(captured.at(plan.pipeline.micro_batch_size), plan.graph)
     _check_same(graph, planned)
     microbatches = min(plan.pipeline.microbatches, 2 * mesh.pp)
+    each = min(plan.virtual_stages, len(graph.instances) // mesh.pp)
     batch = plan.pipeline.micro_batch_size * microbatches * mesh.dp_replicate * mesh.dp_shard
     ranks = mesh.pp * mesh.dp_replicate * mesh.dp_shard * mesh.tp
     record = _graph_record(graph, planned, mesh.tp)
@@ -70,7 +71,7 @@ def reduced_plan(plan: Plan, source: ModelSource, *, max_parameters: int) -> Red
                 schedule=plan.pipeline.schedule,
                 microbatches=microbatches,
                 micro_batch_size=plan.pipeline.micro_batch_size,
-                stages=_even_stages(len(graph.instances), mesh.pp),
+                stages=_even_stages(len(graph.instances), mesh.pp * each),
             ),
             "cluster": plan.cluster.model_copy(update={"nodes": 1, "ranks_per_node": ranks}),
             "graph": record,

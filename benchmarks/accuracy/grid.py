@@ -110,6 +110,10 @@ _TP = {"tp": "2", "recompute": "none"}
 _PP = {"pp": "2", "recompute": "none"}
 
 
+def _loops(schedule: str) -> dict[str, str]:
+    return {**_PP, "schedule": schedule, "virtual_stages": "2"}
+
+
 def _sharded_pipelines() -> tuple[Layout, ...]:
     """FSDP2 in pipelines of two stages, each on two data ranks, with 2 and 4 microbatches."""
     return tuple(
@@ -144,6 +148,9 @@ LAYOUTS = (
     Layout("zero0-selective", {**_data(0), **_SELECTIVE}, part=4),
     Layout("tp-selective", {**_TP, **_SELECTIVE}, part=2),
     Layout("pp-1f1b-selective", {**_PP, "schedule": "1f1b", **_SELECTIVE}, part=4),
+    Layout("pp-interleaved", _loops("interleaved1f1b"), part=4),
+    Layout("pp-loopedbfs", _loops("loopedbfs"), part=4),
+    Layout("pp-zbv", _loops("zbvzerobubble"), part=4),
     *_sharded_pipelines(),
 )
 

@@ -71,7 +71,7 @@ def main() -> None:
     device = torch.device("cpu")
     axes = build_mesh(plan, device)
     trainer = Trainer(model, plan, axes, device)
-    block = trainer.stage.blocks[BLOCK]
+    block = trainer.stages[0].blocks[BLOCK]
     block.forward = torch.compile(block.forward, dynamic=False)
     inputs = batch_inputs(plan)
     trainer.forward_backward(batch(inputs, plan, step=0, dp_rank=0, seed=0, tokens=None))

@@ -36,7 +36,9 @@ def test_keys_and_units(plan: Plan) -> None:
     assert document["capture_time"] == 1.5 and document["solve_time"] == 2.5
     pipeline = document["pipeline"]
     assert isinstance(pipeline, dict)
-    assert pipeline.keys() == {"schedule", "microbatches", "micro_batch_size", "stages"}
+    assert pipeline.keys() == {
+        "schedule", "virtual_stages", "microbatches", "micro_batch_size", "stages",
+    }  # fmt: skip
 
 
 def test_is_json_without_nan(plan: Plan) -> None:

@@ -184,7 +184,7 @@ def test_a_whole_plan_file_is_read(tmp_path: Path, plan_data: dict[str, Any]) ->
     assert plan.boundary(0) == ()
     assert [t.shape for t in plan.boundary(1)] == [(4, 4)]
     assert plan.loss().shape == ()
-    assert plan.stages_of("mlp.up.weight") == (1,)
+    assert plan.ranks_of("mlp.up.weight") == (1,)
 
 
 @pytest.mark.parametrize("damage", ["cut", "version", "key", "batch", "missing"])

@@ -20,12 +20,15 @@ from autoplan.schedules import (
     ActionKind,
     Overlapped,
     check,
+    held_by_stages,
     in_flight,
     most_held,
     most_in_flight,
     most_pending,
     order,
+    ranks_of_stages,
     single_actions,
+    stage_flights,
     stages_of,
 )
 
@@ -280,3 +283,25 @@ def test_backward_for_the_input_frees_nothing_that_parameters_need_in_torch() ->
     del y, groups
     gc.collect()
     assert not any(box() is not None for box in saved)
+
+
+@pytest.mark.parametrize("schedule", NAMES)
+def test_what_each_stage_holds(schedule: str) -> None:
+    """Counted by going through the orders, one rank and stage at a time."""
+    for ranks, each, microbatches in accepted(schedule):
+        if schedule == "1f1b" and microbatches < ranks:
+            continue
+        found = stage_flights(schedule, ranks, microbatches, each)
+        places = ranks_of_stages(schedule, ranks, each)
+        for rank in range(ranks):
+            stages = stages_of(schedule, rank, ranks, each)
+            assert [stage for stage, on in enumerate(places) if on == rank] == sorted(stages)
+            held = dict.fromkeys(stages, 0)
+            most, together = dict(held), 0
+            for action in single_actions(order(schedule, rank, ranks, microbatches, each)):
+                freed = -1 if action.kind in (B, W) else 0
+                held[action.stage] += 1 if action.kind is F else freed
+                most[action.stage] = max(most[action.stage], held[action.stage])
+                together = max(together, min(held.values()))
+            assert [found[stage] for stage in stages] == [most[stage] for stage in stages]
+            assert held_by_stages(schedule, rank, ranks, microbatches, each) == together >= 1

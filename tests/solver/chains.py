@@ -28,6 +28,7 @@ class Case:
     stages: int
     microbatches: int
     flights: tuple[int, ...]
+    turns: int = 0
 
 
 def random_point(rng: random.Random) -> Point:
@@ -111,7 +112,8 @@ def outcomes(case: Case, ranges: Ranges, choices: NDArray[np.int64]) -> tuple[
         times.append(time[:, a:b].sum(axis=1))
     sends = sum(items[b - 1].send for _, b in ranges[:-1])
     slowest = np.max(times, axis=0)
-    return np.sum(times, axis=0) + (microbatches - 1) * slowest + 2 * sends, np.max(peaks, axis=0)
+    turns = case.turns or microbatches
+    return np.sum(times, axis=0) + (turns - 1) * slowest + 2 * sends, np.max(peaks, axis=0)
 
 
 def every_outcome(case: Case) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

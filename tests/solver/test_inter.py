@@ -10,8 +10,9 @@ import pytest
 
 from autoplan.errors import UsageError
 from autoplan.schedules import SCHEDULES, in_flight
+from autoplan.simulate import simulate_pipeline
 from autoplan.solver.chain import ChainItem, Point
-from autoplan.solver.inter import StageCut, cut_stages
+from autoplan.solver.inter import StageCut, cut_stages, turns_of
 from tests.solver.chains import Case, cuts, every_outcome, outcomes, random_case, random_point
 
 
@@ -22,6 +23,7 @@ def _cut(case: Case, limit: int) -> StageCut:
         microbatches=case.microbatches,
         in_flight=case.flights,
         memory_limit=limit,
+        turns=case.turns,
     )
 
 
@@ -56,6 +58,27 @@ def test_cut_and_choice_are_the_best_of_all(schedule: str, points: int) -> None:
         limit = int(peaks[round(share * (len(peaks) - 1))]) - rng.randint(0, 1)
         kinds[_is_the_best(case, limit)] += 1
     assert all(kinds.values()), kinds
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_cut_is_the_best_for_ranks_that_take_turns(seed: int) -> None:
+    rng = random.Random(seed)
+    case = random_case(rng, points=2, most=7)
+    case = replace(case, turns=case.microbatches + rng.randint(1, 9))
+    peaks = np.unique(every_outcome(case)[1])
+    _is_the_best(case, int(rng.choice(peaks[len(peaks) // 4 :].tolist())))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("each", [1, 2, 3])
+def test_turns_are_those_of_equal_stages(ranks: int, each: int) -> None:
+    """A step of interleaved 1F1B, event by event, is what the cut minimises."""
+    stages, microbatches = ranks * each, 3 * ranks
+    timeline = simulate_pipeline(
+        "interleaved1f1b", [1.0] * stages, [2.0] * stages, [0.0] * (stages - 1), microbatches, ranks
+    )
+    turns = turns_of(ranks, each, microbatches)
+    assert timeline.makespan == pytest.approx(stages * 3.0 + (turns - 1) * 3.0)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -39,7 +39,7 @@ def _set(*path: str | int, value: object) -> Callable[[Data], None]:
         (_set("pipeline", "stages", 1, "last", value=3), "end at block 3 of 2"),
         (_set("prediction", "time", "bubble", value=0.7), "the parts sum to 3.7 s"),
         (_set("prediction", "stages", 0, "optimizer", value=0), "memory parts sum to"),
-        (_set("prediction", "peak_memory", value=1), "the largest stage needs"),
+        (_set("prediction", "peak_memory", value=1), "the fullest rank needs"),
         (_set("prediction", "memory_limit", value=2**30), "the limit is 1073741824 B"),
         (_set("prediction", "memory_limit", value=2**40), "over the device's"),
         (_set("prediction", "lower_bound", value=4.0), "above the step time"),

@@ -29,7 +29,7 @@ def errors(folder: Path, reference: Path, index: int) -> dict[str, float]:
     trainer.load(lambda fqn, spec: expected["state"][fqn])
     trainer.forward_backward(expected["batch"])
     found = {}
-    for block, (_, _, names) in zip(trainer.stage.blocks, model.STAGES[0], strict=True):
+    for block, (_, _, names) in zip(trainer.stages[0].blocks, model.STAGES[0], strict=True):
         for name, value in zip(names, block._buffers.values(), strict=True):
             if "running" in name:
                 found[name] = (value - expected["buffers"][name]).abs().max().item()

@@ -15,6 +15,7 @@ from autoplan.ir.placement import Shard, parse_placement
 from autoplan.ir.recompute import Recompute
 from autoplan.ir.record import graph_from_record, strategies_from_record
 from autoplan.profiles import load_cluster
+from autoplan.schedules import stages_of
 from autoplan.verify import verify
 from autoplan.verify.compare import compare
 from autoplan.verify.launch import run_programs
@@ -51,6 +52,25 @@ TWO_RANKS = {
     "gpipe": Setup(mesh=Mesh(pp=2), schedule="gpipe", microbatches=4),
     "1f1b": Setup(mesh=Mesh(pp=2), schedule="1f1b", microbatches=4),
     "1f1b_recompute": Setup(mesh=Mesh(pp=2), schedule="1f1b", microbatches=4, recompute="full"),
+    "interleaved": Setup(
+        mesh=Mesh(pp=2), schedule="interleaved1f1b", virtual_stages=2, microbatches=4
+    ),
+    "interleaved_mixed": Setup(
+        mesh=Mesh(pp=2),
+        schedule="interleaved1f1b",
+        virtual_stages=2,
+        microbatches=4,
+        recompute=MIXED,
+    ),
+    "looped": Setup(mesh=Mesh(pp=2), schedule="loopedbfs", virtual_stages=2, microbatches=3),
+    "zero_bubble": Setup(mesh=Mesh(pp=2), schedule="interleavedzerobubble", microbatches=4),
+    "zero_bubble_loops": Setup(
+        mesh=Mesh(pp=2), schedule="interleavedzerobubble", virtual_stages=2, microbatches=4
+    ),
+    "zero_bubble_v": Setup(
+        mesh=Mesh(pp=2), schedule="zbvzerobubble", virtual_stages=2, microbatches=4
+    ),
+    "dual_pipe_v": Setup(mesh=Mesh(pp=2), schedule="dualpipev", virtual_stages=2, microbatches=6),
 }
 FOUR_RANKS = {
     "tp_pp": Setup(mesh=Mesh(pp=2, tp=2), schedule="1f1b", microbatches=4, boundary=Shard(1)),
@@ -64,6 +84,26 @@ FOUR_RANKS = {
         mesh=Mesh(dp_shard=2, tp=2), zero=3, recompute="selective", boundary=Shard(1)
     ),
     "hsdp": Setup(mesh=Mesh(dp_replicate=2, dp_shard=2), zero=2),
+    "dp_interleaved": Setup(
+        mesh=Mesh(dp_replicate=2, pp=2),
+        schedule="interleaved1f1b",
+        virtual_stages=2,
+        microbatches=4,
+    ),
+    "zero1_zero_bubble_v": Setup(
+        mesh=Mesh(dp_shard=2, pp=2),
+        zero=1,
+        schedule="zbvzerobubble",
+        virtual_stages=2,
+        microbatches=4,
+    ),
+    "tp_dual_pipe_v": Setup(
+        mesh=Mesh(pp=2, tp=2),
+        schedule="dualpipev",
+        virtual_stages=2,
+        microbatches=4,
+        boundary=Shard(1),
+    ),
     "fsdp_pp": Setup(mesh=Mesh(dp_shard=2, pp=2), zero=2, schedule="gpipe", microbatches=2),
 }
 
@@ -77,17 +117,19 @@ def captured(request):
     return source, found.at(MICRO_BATCH_SIZE), found.record()
 
 
-def charged(plan, stage: int, *, again: bool) -> Counter:
-    """Collectives of the model axis in a step of a stage, as the cost model counts them.
+def charged(plan, rank: int, *, again: bool) -> Counter:
+    """Collectives of the model axis in a step of a pipeline rank, as the cost model counts them.
 
     ``again``: with those that recomputation repeats.
     """
     ranks = plan.mesh.tp
     chosen = strategies_from_record(plan.graph)
     count = Counter()
-    cut = plan.pipeline.stages[stage]
     graph = graph_from_record(plan.graph)
-    for instance in graph.instances[cut.first : cut.last]:
+    name = plan.pipeline.schedule
+    held = (0,) if name == "none" else stages_of(name, rank, plan.mesh.pp, plan.virtual_stages)
+    cuts = [plan.pipeline.stages[stage] for stage in held]
+    for instance in (i for cut in cuts for i in graph.instances[cut.first : cut.last]):
         record = plan.graph.classes[instance.block_class]
         for call in collectives(
             graph.block_class(instance),
@@ -127,9 +169,9 @@ def test_programs_equal_the_unsharded_model(captured, setups, tmp_path: Path):
         except VerificationError as error:
             wrong.append(f"{name}: {error}")
         for finding in found:
-            stage = finding.rank // (ranks // plan.mesh.pp)
-            least = charged(plan, stage, again=False)
-            most = charged(plan, stage, again=True)
+            place = finding.rank // (ranks // plan.mesh.pp)
+            least = charged(plan, place, again=False)
+            most = charged(plan, place, again=True)
             got = Counter(finding.collectives)
             # Recomputation stops at the last tensor that is needed, so a block's last
             # collectives may not be repeated.
