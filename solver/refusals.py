@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from autoplan.errors import SolverLimitError, UsageError
+from autoplan.solver.candidates import Problem
 from autoplan.solver.explore import Outcome
+from autoplan.solver.pinned import pinned_space
+from autoplan.solver.placement_pins import require_degree
 from autoplan.solver.space import Configuration, Pins
 
 __all__ = ["no_plan_yet", "require_any"]
 
 
-def require_any(
-    configurations: list[Configuration], pins: Pins, ranks: int, batch: int, blocks: int
-) -> None:
-    """Raise UsageError when no configuration of a model with ``blocks`` blocks is legal."""
+def require_any(configurations: list[Configuration], problem: Problem, pins: Pins) -> None:
+    """Raise UsageError when no configuration of a problem is legal."""
     if configurations:
         return
+    graph, ranks, batch = problem.graphs[1], problem.cluster.ranks, problem.global_batch
+    blocks = len(graph.instances)
+    if pins.placements:
+        degrees = {c.mesh.tp for c in pinned_space(problem, replace(pins, placements=()))}
+        if degrees:
+            require_degree(graph, pins.placements, degrees, problem.cluster)
     stages = [int(degree) for degree in pins.allowed.get("pp", ())]
     if stages and min(stages) > blocks:
         raise UsageError(
@@ -22,12 +31,13 @@ def require_any(
             "and each stage needs one",
             hint=f"--pp {blocks} at most" if blocks > 1 else "leave --pp out",
         )
-    fixed = ", ".join(f"--{n.replace('_', '-')} {','.join(v)}" for n, v in pins.allowed.items())
+    fixed = ", ".join(pin.option for pin in pins.each())
     if fixed:
         raise UsageError(
             f"no legal configuration of {ranks} ranks with global batch {batch} satisfies {fixed}",
             hint="drop one of these; dp_replicate x dp_shard must divide the global batch, "
-            "--zero 1 to 3 need --dp-shard > 1, --schedule needs --pp > 1",
+            "--zero 1 to 3 need --dp-shard > 1, --schedule needs --pp > 1, as many --stages must "
+            "divide the ranks",
         )
     raise UsageError(
         f"global batch {batch} can't be divided over any mesh of {ranks} ranks",

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from autoplan.capture.hf import huggingface_source, read_config
 from autoplan.capture.python_file import python_file_source
-from autoplan.capture.source import ModelSource, near_matches
-from autoplan.errors import InputError, UsageError
+from autoplan.capture.source import ModelSource
+from autoplan.errors import InputError, UsageError, near_matches
 from autoplan.ir.fields import Json
 from autoplan.ir.plan import ModelRecord
 

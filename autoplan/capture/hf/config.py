@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autoplan.capture.source import near_matches
-from autoplan.errors import InputError, UsageError
+from autoplan.errors import InputError, UsageError, near_matches
 from autoplan.ir.fields import Json
 
 __all__ = [
