@@ -16,9 +16,6 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
-
 __all__ = [
     "AutoplanError",
     "CaptureError",
@@ -30,7 +27,6 @@ __all__ = [
     "UnsupportedOpError",
     "UsageError",
     "VerificationError",
-    "near_matches",
 ]
 
 Detail = str | int | float | bool | None | list["Detail"] | dict[str, "Detail"]
@@ -100,15 +96,3 @@ class VerificationError(AutoplanError):
 
 class InternalError(AutoplanError):
     """A bug of autoplan; the message says how to report it."""
-
-
-def near_matches(name: str, known: Iterable[str], *, what: str, most: int = 30) -> str:
-    """Hint with the known names most like ``name``, or up to ``most`` when none is."""
-    names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    if close:
-        return f"did you mean {' or '.join(close)}?"
-    if not names:
-        return f"it takes no {what}"
-    listed = ", ".join(names[:most]) + (", ..." if len(names) > most else "")
-    return f"known {what}: {listed}"

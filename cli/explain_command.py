@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TextIO
 
 from autoplan.cli.outcome import Outcome, Progress
-from autoplan.errors import InputError, UsageError, near_matches
+from autoplan.errors import InputError, UsageError
 from autoplan.ir.hardware import Cluster
+from autoplan.ir.names import near_matches
 from autoplan.ir.plan import Plan
 
 __all__ = ["run"]
@@ -69,7 +70,7 @@ def _repriced(plan: Plan, seconds: float) -> str:
 
 
 def _degree(args: argparse.Namespace, plan: Plan, cluster: Cluster, progress: Progress) -> Outcome:
-    from autoplan.solver.space import PIN_NAMES
+    from autoplan.solver.space import PIN_NAMES, parse_pins
 
     name, _, value = args.target.partition("=")
     name = name.strip().lstrip("-").replace("-", "_")
@@ -78,6 +79,8 @@ def _degree(args: argparse.Namespace, plan: Plan, cluster: Cluster, progress: Pr
             f"{args.target}: {name} is no decision of a plan",
             hint=near_matches(name, PIN_NAMES, what="decisions"),
         )
+    parse_pins({name: value}, cluster.ranks, plan.workload.global_batch)  # told before the capture
+
     from autoplan.capture import capture, model_from_record
     from autoplan.report.explanation import degree_document, degree_lines
     from autoplan.solver.explain_degree import explain_degree

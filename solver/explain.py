@@ -2,20 +2,21 @@
 
 The runner-up of a choice is the best of the block without it: the block's program solved again in
 the same frame (placements at its ends, tied parameters) and at the same recompute level, for the
-least time of a step. The whole plan is then priced with that in all copies of the block.
+least time of a step or, where that does not fit, with a weight on memory. The whole plan is then
+priced with that in all copies of the block.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from autoplan.costs.collectives import collective_time
 from autoplan.costs.memory import state_bytes
 from autoplan.costs.terms import BlockTerms, block_terms
-from autoplan.errors import InfeasibleError, UsageError, near_matches
+from autoplan.errors import InfeasibleError, UsageError
 from autoplan.ir.explanation import (
     Alternative,
     CollectiveTerm,
@@ -23,9 +24,11 @@ from autoplan.ir.explanation import (
     PlacementExplanation,
 )
 from autoplan.ir.graph import Op
+from autoplan.ir.names import near_matches
 from autoplan.ir.placement import CollectiveKind
+from autoplan.ir.strategy import OpStrategy
 from autoplan.rules import strategies
-from autoplan.solver.blocks import Question
+from autoplan.solver.blocks import BlockPricer, Question
 from autoplan.solver.frames import Frame, storage_options
 from autoplan.solver.intra import BlockSolution
 from autoplan.solver.placement_pins import parameter_patterns
@@ -36,6 +39,11 @@ __all__ = ["explain_placements"]
 
 _SECONDS = 60.0
 """For one program: a block's takes far less."""
+
+_WEIGHTS = (0.0, 1.0, 30.0)
+"""Of memory, the first that fits counts; see `Question.alpha`."""
+
+_SAMPLE = 10**6
 
 
 def explain_placements(model: PlannedModel, target: str) -> list[PlacementExplanation]:
@@ -52,7 +60,7 @@ def explain_placements(model: PlannedModel, target: str) -> list[PlacementExplan
         _operator(model, chosen, index, op)
         for index, block in enumerate(model.graph.classes)
         for op in block.ops
-        if target in (op.name, op.module_path)
+        if op.name == target
     ]
     if not found:
         known = [*parameter_patterns(model.graph), *_operators(model)]
@@ -100,14 +108,9 @@ def _parameter(
         frame = Frame(model.frame.boundary, tuple(sorted(tied.items())))
         stored = dict.fromkeys(_copies(model, index, local), option)
         pricer = model.pricer.storing({**model.pinned, **stored})
-        try:
-            changed = {
-                user: pricer.block(_question(model, user), user, frame, _deadline())
-                for user in users
-            }
-        except InfeasibleError:
-            continue
-        alternatives.append(_alternative(model, str(option), changed, local))
+        tried = _weighed(model, _solver(model, pricer, users, frame))
+        if tried is not None:
+            alternatives.append(_alternative(model, str(option), *tried, local))
     readers = [op for op in block.ops if local in op.inputs]
     touched = {name for op in readers for name in (*op.inputs, *op.outputs)}
     parameter = model.graph.parameter(fqn)
@@ -130,6 +133,7 @@ def _parameter(
         ranks=tp,
         shape=parameter.shape,
         chosen=str(placement),
+        pinned=fqn in model.pinned,
         operators=_operator_terms(model, index, readers),
         collectives=(*_collective_terms(model, index, touched, readers), *summed),
         state=tuple(zip(("parameters", "gradients", "optimizer", "gathered"), state, strict=True)),
@@ -145,14 +149,10 @@ def _operator(model: PlannedModel, chosen: Priced, index: int, op: Op) -> Placem
     alternatives = []
     if len(strategies(op, block, tp)) > 1:
         barred = ((op.name, strategy),)
-        question = _question(model, index)
-        try:
-            solved = model.pricer.block(question, index, model.frame, _deadline(), barred)
-        except InfeasibleError:
-            pass
-        else:
-            text = str(solved.strategies[op.name])
-            alternatives.append(_alternative(model, text, {index: solved}, ""))
+        tried = _weighed(model, _solver(model, model.pricer, [index], model.frame, barred))
+        if tried is not None:
+            text = str(tried[0][index].strategies[op.name])
+            alternatives.append(_alternative(model, text, *tried, ""))
     names = {*op.inputs, *op.outputs}
     output = block.tensor(op.outputs[0])
     return PlacementExplanation(
@@ -163,6 +163,7 @@ def _operator(model: PlannedModel, chosen: Priced, index: int, op: Op) -> Placem
         ranks=tp,
         shape=output.shape,
         chosen=str(strategy),
+        pinned=False,
         operators=_operator_terms(model, index, [op]),
         collectives=tuple(_collective_terms(model, index, names, [op])),
         state=(),
@@ -184,31 +185,72 @@ def _copies(model: PlannedModel, index: int, local: str) -> list[str]:
     return [i.parameters[position] for i in model.graph.instances if i.block_class == index]
 
 
-def _question(model: PlannedModel, index: int) -> Question:
-    """What the least time of a step asks of a class at its recompute level."""
+def _solver(
+    model: PlannedModel,
+    pricer: BlockPricer,
+    classes: Sequence[int],
+    frame: Frame,
+    barred: tuple[tuple[str, OpStrategy], ...] = (),
+) -> Callable[[float], dict[int, BlockSolution]]:
+    """Solutions of some classes by the weight of memory."""
+
+    def solve(weight: float) -> dict[int, BlockSolution]:
+        deadline = time.monotonic() + _SECONDS
+        return {
+            index: pricer.block(_question(model, index, weight), index, frame, deadline, barred)
+            for index in classes
+        }
+
+    return solve
+
+
+def _weighed(
+    model: PlannedModel, solve: Callable[[float], dict[int, BlockSolution]]
+) -> tuple[dict[int, BlockSolution], Priced] | None:
+    """Solutions and the plan with them, of the least weight of memory at which that fits.
+
+    The leanest where none does, none where the choice is illegal.
+    """
+    found: list[tuple[dict[int, BlockSolution], Priced]] = []
+    for weight in _WEIGHTS:
+        try:
+            changed = solve(weight)
+        except InfeasibleError:
+            return None
+        priced = model.priced(changed)
+        if priced.peak_memory <= model.plan.prediction.memory_limit:
+            return changed, priced
+        found.append((changed, priced))
+    return min(found, key=lambda tried: tried[1].peak_memory)
+
+
+def _question(model: PlannedModel, index: int, weight: float) -> Question:
+    """What the least time of a step asks of a class at its recompute level and that weight."""
     configuration, microbatches = model.configuration, model.configuration.microbatches
     once = parameter_time(configuration, model.itemsize, model.cluster, update=model.update)
+    settings = configuration.memory_settings(model.itemsize, update=model.update)
+    state = sum(state_bytes(_SAMPLE, _SAMPLE, settings)) / (_SAMPLE * model.itemsize)
+    flight = max(configuration.flights())
     shared = microbatches * model.itemsize / configuration.gradient_bytes(model.itemsize)
     return Question(
         size=configuration.micro_batch_size,
         tp=configuration.mesh.tp,
         recompute=model.point.levels[index],
         spread=max(1, math.ceil(shared)),
-        alpha=0.0,
-        state_ratio=1.0,
+        alpha=weight,
+        state_ratio=state / flight,
         once=once / microbatches,
     )
 
 
-def _deadline() -> float:
-    return time.monotonic() + _SECONDS
-
-
 def _alternative(
-    model: PlannedModel, choice: str, changed: Mapping[int, BlockSolution], local: str
+    model: PlannedModel,
+    choice: str,
+    changed: Mapping[int, BlockSolution],
+    priced: Priced,
+    local: str,
 ) -> Alternative:
     """The plan with other solutions of some classes."""
-    priced = model.priced(changed)
     others = {
         name: str(placement)
         for index, solution in changed.items()

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from autoplan.errors import UsageError, near_matches
+from autoplan.errors import UsageError
 from autoplan.ir.graph import Graph, Parameter
 from autoplan.ir.hardware import Cluster
+from autoplan.ir.names import near_matches
 from autoplan.ir.placement import Placement, Replicate, Shard, parse_placement
 from autoplan.ir.variants import split_classes
 from autoplan.solver.frames import storage_options

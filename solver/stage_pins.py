@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-from autoplan.errors import UsageError, near_matches
+from autoplan.errors import UsageError
 from autoplan.ir.graph import Graph
+from autoplan.ir.names import near_matches
 from autoplan.solver.sweep import Ranges
 
 __all__ = ["parse_stages", "stages_text"]

@@ -59,10 +59,10 @@ class Alternative:
 class PlacementExplanation:
     """A parameter (by FQN) or an operator (by name) of one kind of block in a plan.
 
-    ``chosen`` is its placement or strategy; ``copies`` are the blocks that have the same.
-    ``state`` is bytes on a rank of a parameter by part, empty for an operator. Of
-    ``alternatives``, those that fit come first, the fastest of them being the runner-up; there is
-    none where nothing else is legal.
+    ``chosen`` is its placement or strategy, ``pinned`` where the user fixed it; ``copies`` are the
+    blocks that have the same. ``state`` is bytes on a rank of a parameter by part, empty for an
+    operator. Of ``alternatives``, those that fit come first, the fastest of them being the
+    runner-up; there is none where nothing else is legal.
     """
 
     kind: str
@@ -72,6 +72,7 @@ class PlacementExplanation:
     ranks: int
     shape: tuple[int, ...]
     chosen: str
+    pinned: bool
     operators: tuple[OperatorTerm, ...]
     collectives: tuple[CollectiveTerm, ...]
     state: tuple[tuple[str, int], ...]

@@ -42,7 +42,7 @@ def placement_lines(found: PlacementExplanation) -> list[str]:
     shape = " x ".join(map(str, found.shape)) or "a number"
     lines = [
         _row(found.kind, f"{found.name}, {shape}, in {found.block}{alike}"),
-        _row("chosen", f"{found.chosen} on tp {found.ranks}"),
+        _row("chosen", f"{found.chosen} on tp {found.ranks}" + " (by the user)" * found.pinned),
         _row("why", _why(found)),
     ]
     lines += ["operators, seconds of a microbatch", *map(_operator, found.operators)]
@@ -77,6 +77,9 @@ def _why(found: PlacementExplanation) -> str:
         return "nothing else fits in memory"
     runner_up = fitting[0]
     change = runner_up.step_time / found.step_time - 1
+    if found.pinned and change < 0:
+        saved = format_time(found.step_time - runner_up.step_time)
+        return f"fixed by the user; {runner_up.choice} would save {saved} a step ({change:+.1%})"
     if abs(change) <= _NOTHING:
         return f"{runner_up.choice} takes the same time; {_memory(found, runner_up)}"
     if change > 0:

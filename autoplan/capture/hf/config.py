@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autoplan.errors import InputError, UsageError, near_matches
+from autoplan.errors import InputError, UsageError
 from autoplan.ir.fields import Json
+from autoplan.ir.names import near_matches
 
 __all__ = [
     "canonical",
