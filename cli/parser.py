@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from autoplan._version import __version__
+from autoplan.cli.pin_options import add_pins
 from autoplan.cli.values import (
     assignment,
     count,
@@ -26,7 +27,6 @@ from autoplan.cli.values import (
     size,
 )
 from autoplan.errors import UsageError
-from autoplan.schedules import SCHEDULES
 
 __all__ = ["COMMANDS", "build_parser", "parse"]
 
@@ -55,7 +55,9 @@ SOLVE_EXAMPLES = """\
 examples:
   autoplan solve gpt2 --cluster cpu:2 --global-batch 8 --seq-len 128 -o plan
   autoplan solve llama3-70b --cluster 8x8xh100 --global-batch 1024 --seq-len 8192 --tp 8
-  autoplan solve ./config.json --set n_layer=2 --cluster 8xh100 --global-batch 64"""
+  autoplan solve ./config.json --set n_layer=2 --cluster 8xh100 --global-batch 64
+  autoplan solve llama3-8b --cluster 8xh100 --global-batch 64 --seq-len 4096 --tp 2,4 \\
+      --pin 'model.layers.*.mlp.up_proj.weight=Shard(0)'"""
 
 PROFILE_EXAMPLES = """\
 examples:
@@ -70,6 +72,7 @@ COMMANDS = {
     "solve": "find the fastest plan that fits, and write its program",
     "inspect": "print what a model is made of, without solving",
     "show": "print the report of a plan",
+    "explain": "say why a plan is as it is, and what the runner-up costs",
     "check": "validate a plan file again, without solver or torch",
     "emit": "write the program of a plan",
     "verify": "run a program on CPU ranks and compare with the unsharded model",
@@ -160,6 +163,7 @@ def build_parser() -> tuple[_Parser, dict[str, _Parser]]:
         "solve": _solve,
         "inspect": _inspect,
         "show": _show,
+        "explain": _explain,
         "check": _plan,
         "emit": _emit,
         "verify": _verify,
@@ -245,32 +249,7 @@ def _solve(parser: argparse.ArgumentParser) -> None:
         "autoplan profile --loader",
     )
     _configuration(work)
-    pins = parser.add_argument_group("decisions to fix (default: the planner chooses)")
-    for name in ("tp", "pp", "dp-shard", "dp-replicate"):
-        pins.add_argument(f"--{name}", type=positive, metavar="N", help=f"degree of {name}")
-    pins.add_argument("--micro-batch-size", type=positive, metavar="N", help="sequences at once")
-    pins.add_argument(
-        "--recompute",
-        type=one_of("none", "selective", "full"),
-        metavar="{none,selective,full}",
-        help="of activations: selective keeps what matmuls, attention and collectives give",
-    )
-    pins.add_argument(
-        "--schedule",
-        type=one_of(*SCHEDULES),
-        metavar="NAME",
-        help="of the pipeline: gpipe, 1f1b or interleaved1f1b; by request also loopedbfs, "
-        "interleavedzerobubble, zbvzerobubble or dualpipev",
-    )
-    pins.add_argument(
-        "--virtual-stages", type=positive, metavar="N", help="stages on each pipeline rank"
-    )
-    pins.add_argument(
-        "--zero",
-        type=one_of("0", "1", "2", "3"),
-        metavar="{0,1,2,3}",
-        help="0 whole states, 1 optimizer sharded, 2 + gradients, 3 + parameters",
-    )
+    add_pins(parser.add_argument_group("decisions to fix (default: the planner chooses)"))
     limits = parser.add_argument_group("limits")
     limits.add_argument(
         "--time-limit",
@@ -349,6 +328,23 @@ def _show(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="write its step for Perfetto, chrome://tracing"
     )
+
+
+def _explain(parser: argparse.ArgumentParser) -> None:
+    _plan(parser)
+    parser.add_argument(
+        "target",
+        metavar="TARGET",
+        help="parameter (name or '*.up_proj.weight'), operator (linear_3), or degree (tp=8)",
+    )
+    parser.add_argument(
+        "--time-limit",
+        type=seconds,
+        default=30.0,
+        metavar="SECONDS",
+        help="for the search that a degree takes (default: 30)",
+    )
+    _trust(parser)
 
 
 def _emit(parser: argparse.ArgumentParser) -> None:

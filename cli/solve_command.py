@@ -71,6 +71,8 @@ def run(args: argparse.Namespace) -> Outcome:
                 workload,
                 cluster,
                 pins=_pins(args),
+                placements=args.pin,
+                stages=args.stages,
                 time_limit=args.time_limit,
                 gap=args.gap,
                 memory_limit=args.memory_limit,
@@ -161,7 +163,7 @@ def _check_masters(masters: str, optimizer: str, dtype: str, zero: str | None) -
             "doesn't",
             hint="use --optimizer adamw, adamw-bf16 or adamw-8bit",
         )
-    if zero in ("2", "3"):
+    if zero is not None and not {"0", "1"} & {*zero.split(",")}:
         raise UsageError(
             f"--master-weights none with --zero {zero}: FSDP2 shards are float32 and are what is "
             "updated",
@@ -203,7 +205,7 @@ def overrides(assignments: list[tuple[str, str]]) -> dict[str, Json]:
 def _pins(args: argparse.Namespace) -> Mapping[str, str]:
     from autoplan.solver.space import PIN_NAMES
 
-    return {name: str(getattr(args, name)) for name in PIN_NAMES if getattr(args, name) is not None}
+    return {name: getattr(args, name) for name in PIN_NAMES if getattr(args, name) is not None}
 
 
 def _require_writable(directory: Path) -> None:

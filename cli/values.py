@@ -12,6 +12,7 @@ from autoplan.units import parse_bytes, parse_sample_rate
 __all__ = [
     "assignment",
     "count",
+    "degrees",
     "loader_rate",
     "one_of",
     "positive",
@@ -19,6 +20,7 @@ __all__ = [
     "seconds",
     "share",
     "size",
+    "some_of",
 ]
 
 
@@ -33,6 +35,21 @@ def one_of(*choices: str) -> Callable[[str], str]:
         raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(choices)}{suffix}")
 
     return convert
+
+
+def some_of(*choices: str) -> Callable[[str], str | None]:
+    """Converter of a comma list of some words; none of them for ``auto``."""
+    convert = one_of(*choices)
+
+    def convert_all(text: str) -> str | None:
+        return None if text == "auto" else ",".join(convert(p.strip()) for p in text.split(","))
+
+    return convert_all
+
+
+def degrees(text: str) -> str | None:
+    """A comma list of whole numbers of at least 1, as text; none for ``auto``."""
+    return None if text == "auto" else ",".join(map(str, positives(text)))
 
 
 def positive(text: str) -> int:

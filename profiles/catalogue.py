@@ -37,6 +37,7 @@ __all__ = [
     "find_accelerator",
     "find_link",
     "hardware_files",
+    "larger_accelerators",
     "list_hardware",
     "to_accelerator",
     "to_link",
@@ -99,6 +100,23 @@ def accelerator_file(name: str) -> AcceleratorFile:
         hint=f"{guess}known: {', '.join(_canonical(file.name) for file in _accelerators())}; "
         "for another one, write a cluster file with its figures",
         details={"accelerator": name, "near": list(near)},
+    )
+
+
+def larger_accelerators(name: str) -> tuple[str, ...]:
+    """First names of the accelerators with a fifth more memory than that one, the least first.
+
+    None for what the catalogue hasn't got, and for a CPU.
+    """
+    files = {file.name: file for file in _accelerators()}
+    if name not in files or name.lower() == "cpu":
+        return ()
+    least = 1.2 * to_accelerator(files[name]).usable_memory
+    memory = {file.name: to_accelerator(file).usable_memory for file in files.values()}
+    larger = [file for file in files.values() if memory[file.name] >= least]
+    return tuple(
+        file.aliases[0] if file.aliases else _canonical(file.name)
+        for file in sorted(larger, key=lambda file: (memory[file.name], file.name))
     )
 
 

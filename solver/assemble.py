@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from autoplan import __version__
@@ -34,12 +35,12 @@ from autoplan.solver.baselines import Baseline
 from autoplan.solver.explore import Outcome
 from autoplan.solver.frames import class_counts
 from autoplan.solver.measured import operators_note
+from autoplan.solver.pin_costs import PinCost
 from autoplan.solver.pricing import Found, Overflow, Priced, Slower, memories_of
-from autoplan.solver.space import Pins
 from autoplan.solver.timing import Simulated, Simulator
 from autoplan.units import format_bytes
 
-__all__ = ["assemble"]
+__all__ = ["assemble", "time_parts"]
 
 _CONSIDERED = 8
 _ZERO_LEVELS: tuple[Literal[0], Literal[1], Literal[2], Literal[3]] = (0, 1, 2, 3)
@@ -49,7 +50,7 @@ def assemble(
     model: ModelRecord,
     workload: WorkloadRecord,
     cluster: Cluster,
-    pins: Pins,
+    pins: Sequence[PinCost],
     outcome: Outcome,
     baselines: list[Baseline],
     simulator: Simulator,
@@ -90,9 +91,7 @@ def assemble(
         step=None if simulated is None else step_record(simulated.costs),
         baselines=tuple(_baseline_record(baseline) for baseline in baselines),
         considered=_considered(outcome, best, simulator, memory_limit),
-        pins=tuple(
-            PinRecord(name=name, value=",".join(values)) for name, values in pins.allowed.items()
-        ),
+        pins=tuple(map(_pin_record, pins)),
         notes=_notes(graph, cluster, best, simulated),
     )
 
@@ -138,7 +137,7 @@ def _prediction(
             "flop_per_step": flop,
             "peak_memory": best.peak_memory,
             "memory_limit": memory_limit,
-            "time": _time_parts(best, simulated),
+            "time": time_parts(best, simulated),
             "stages": tuple(
                 MemoryRecord(
                     parameters=memory.parameters,
@@ -155,7 +154,7 @@ def _prediction(
     )
 
 
-def _time_parts(best: Priced, simulated: Simulated | None) -> TimeRecord:
+def time_parts(best: Priced, simulated: Simulated | None) -> TimeRecord:
     """Where the step goes on the busiest rank; the parts sum to the step time."""
     ranks = best.configuration.ranks_of_stages
     held = [
@@ -210,6 +209,17 @@ def _baseline_record(baseline: Baseline) -> BaselineRecord:
     )
 
 
+def _pin_record(cost: PinCost) -> PinRecord:
+    free = cost.free
+    return PinRecord(
+        name=cost.pin.name,
+        value=cost.pin.value,
+        free_step_time=None if free is None else free.step_time,
+        free_plan="" if free is None else free.label(),
+        proved=cost.proved,
+    )
+
+
 def _considered(
     outcome: Outcome, best: Priced, simulator: Simulator, limit: int
 ) -> tuple[CandidateRecord, ...]:
@@ -217,7 +227,7 @@ def _considered(
     slower = sorted(outcome.slower, key=lambda found: found.bound)
     records: list[CandidateRecord] = []
     seen: set[tuple[object, ...]] = set()
-    candidates: list[Priced | Slower] = [best, *priced, *slower]
+    candidates: tuple[Priced | Slower, ...] = (best, *priced, *slower)
     for found in candidates:
         key = (found.configuration.mesh, found.configuration.zero)
         if key in seen or len(records) == _CONSIDERED:

@@ -61,10 +61,13 @@ def price_baselines(
     progress: Callable[[str], None] | None,
 ) -> list[Baseline]:
     """Best configuration of each baseline in an unpinned ``space``."""
-    problem = searcher.problem
-    levels = recompute_levels(problem.graphs[1])
-    problem = dataclasses.replace(problem, deadline=deadline, levels=levels)
-    free = searcher if searcher.problem.levels == levels else searcher.beside(problem)
+    problem = dataclasses.replace(
+        searcher.problem,
+        levels=recompute_levels(searcher.problem.graphs[1]),
+        stored={},
+        stages=(),
+    )
+    free = searcher if searcher.problem == problem else searcher.beside(problem)
     free.extend_deadline(deadline)
     found = []
     for name, accepts in baseline_filters(problem.cluster).items():
@@ -95,7 +98,7 @@ def _reason(searcher: Searcher, outcome: Outcome, subset: list[Configuration]) -
 
 def adopt_better_baseline(outcome: Outcome, baselines: list[Baseline], pins: Pins) -> None:
     """Never return a plan slower than a baseline: matters when time ran out."""
-    if pins.allowed:
+    if pins.each():
         return
     for baseline in baselines:
         if baseline.priced is None:

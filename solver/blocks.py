@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ from autoplan.solver.frames import (
     boundary_placements,
     class_counts,
     fixed_parameters,
+    placed_parameters,
     shared_parameters,
     storage_options,
 )
@@ -96,6 +98,8 @@ class _ClassBound:
     again: Mapping[Recompute, float]
 
 
+Barred = tuple[tuple[str, OpStrategy], ...]
+
 # Combinations of tied placements that are all tried.
 _MOST_TIED = 64
 
@@ -109,6 +113,7 @@ class BlockPricer:
     def __init__(self, graphs: Mapping[int, Graph], cluster: Cluster) -> None:
         self._graphs = graphs
         self._cluster = cluster
+        self._stored: Mapping[str, Placement] = {}
         self._bounds: dict[tuple[int, int, int], _ClassBound] = {}
         self._solved: dict[tuple[object, ...], BlockSolution] = {}
         self._weights: dict[tuple[int, int, float], float] = {}
@@ -118,6 +123,17 @@ class BlockPricer:
             tuple[object, ...], tuple[BlockClass, Mapping[str, OpStrategy], BlockCost]
         ] = {}
         self._programs = BlockPrograms(cluster)
+
+    def storing(self, stored: Mapping[str, Placement]) -> BlockPricer:
+        """A pricer that shares what this one knows, with those parameters (by FQN) stored so.
+
+        Copies of a class must have the same ones.
+        """
+        if stored == self._stored:
+            return self
+        other = copy(self)
+        other._stored, other._points = stored, {}
+        return other
 
     def group(self, tp: int) -> Group:
         """The tp group: neighbours, so inside the innermost level as far as it is large enough."""
@@ -198,6 +214,14 @@ class BlockPricer:
             self._points[question, frame] = self._points[question, found.frame] = found
         return self._points[question, frame]
 
+    def block(
+        self, question: Question, index: int, frame: Frame, deadline: float, barred: Barred = ()
+    ) -> BlockSolution:
+        """Best strategies of one class in a frame; none of those ``barred`` (by operator)."""
+        question = _canonical(question)
+        graph = self._graphs[question.size]
+        return self._solve(graph, index, question, frame, deadline, barred)
+
     def _best_point(self, question: Question, deadline: float, frame: Frame | None) -> ModelPoint:
         graph = self._graphs[question.size]
         counts = class_counts(graph)
@@ -247,13 +271,15 @@ class BlockPricer:
         question: Question,
         frame: Frame,
         deadline: float,
+        barred: Barred = (),
     ) -> BlockSolution:
         block = graph.classes[index]
         fixed = fixed_parameters(graph, index, dict(frame.tied))
-        key = (question, index, frame.boundary, tuple(sorted(fixed.items())))
+        fixed |= placed_parameters(graph, index, self._stored)
+        key = (question, index, frame.boundary, tuple(sorted(fixed.items())), barred)
         if key in self._solved:
             return self._solved[key]
-        asked = self._asked(graph, block, question, frame, fixed)
+        asked = self._asked(graph, block, question, frame, fixed, barred)
         solution = self._programs.solve(block, *asked, deadline)
         self._solved[key] = solution
         return solution
@@ -276,6 +302,7 @@ class BlockPricer:
         question: Question,
         frame: Frame,
         fixed: Mapping[str, Placement],
+        barred: Barred = (),
     ) -> tuple[Group, Setting, Weights]:
         group = self.group(question.tp)
         ins, outs = block_ends(block, frame.boundary, question.tp)
@@ -287,6 +314,7 @@ class BlockPricer:
             recompute=question.recompute,
             keeps=memory_weight > 0,
             least=question.least,
+            barred=barred,
         )
         weights = Weights(
             stored=memory_weight * question.state_ratio + question.once,
@@ -376,6 +404,7 @@ class BlockPricer:
         options = self._tied_options(graph, question.tp)
         if self._has_many_ties(graph, question.tp):
             whole: dict[str, Placement] = dict.fromkeys(options, Replicate())
+            whole |= {fqn: self._stored[fqn] for fqn in options if fqn in self._stored}
             yield whole
             for index in range(len(graph.classes)):
                 alone = self._solve(graph, index, question, Frame(boundary), deadline)
@@ -402,6 +431,8 @@ class BlockPricer:
                 offered = storage_options(graph.classes[index], local, tp, self._cluster)
                 legal = offered if legal is None else [p for p in legal if p in offered]
             options[fqn] = legal or [Replicate()]
+            if fqn in self._stored:
+                options[fqn] = [self._stored[fqn]]
         return options
 
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from autoplan.costs.memory import state_bytes
 from autoplan.errors import SolverLimitError
 from autoplan.ir.graph import Graph, dtype_size
 from autoplan.ir.hardware import Cluster
 from autoplan.ir.optimizer import UpdateRule
+from autoplan.ir.placement import Placement
 from autoplan.ir.recompute import Recompute
 from autoplan.schedules import SPLIT
 from autoplan.solver.blocks import BlockPricer, ModelPoint, Question
@@ -23,6 +24,7 @@ from autoplan.solver.frames import Frame, class_counts
 from autoplan.solver.mixture import mix_points
 from autoplan.solver.pricing import Found, Overflow, Priced, Slower, better, parameter_time
 from autoplan.solver.space import Configuration
+from autoplan.solver.sweep import Ranges
 
 __all__ = ["Candidates", "GraphFamily", "Problem"]
 
@@ -51,7 +53,8 @@ class GraphFamily(dict[int, Graph]):
 class Problem:
     """What is asked: graphs, machine, batch, bytes a rank, and a monotonic ``deadline``.
 
-    ``levels`` are the recompute levels that blocks may take, the least first.
+    ``levels`` are the recompute levels that blocks may take, the least first. ``stored`` are
+    placements of parameters, by FQN, and ``stages`` those of every configuration, where fixed.
     """
 
     graphs: GraphFamily
@@ -62,6 +65,8 @@ class Problem:
     deadline: float
     levels: tuple[Recompute, ...] = tuple(Recompute)
     gap: float = 0.0
+    stored: Mapping[str, Placement] = field(default_factory=dict)
+    stages: Ranges = ()
 
 
 class Candidates:
@@ -69,7 +74,8 @@ class Candidates:
 
     def __init__(self, problem: Problem, blocks: BlockPricer | None = None) -> None:
         self.problem = problem
-        self.blocks = blocks or BlockPricer(problem.graphs, problem.cluster)
+        pricer = blocks or BlockPricer(problem.graphs, problem.cluster)
+        self.blocks = pricer.storing(problem.stored)
         self._sizes: dict[int, ModelSize] = {}
         self._rooflines: dict[int, Roofline] = {}
         self._results: dict[Configuration, Priced | Overflow] = {}
@@ -259,6 +265,7 @@ class Candidates:
             memory_limit=self.problem.memory_limit,
             enough=enough,
             only_fastest=only_fastest,
+            stages=self.problem.stages,
         )
 
     def _with_fewer_parameters(self, configuration: Configuration, fastest: Priced) -> Priced:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 
 from autoplan.costs.compute import OpTime
@@ -45,6 +46,15 @@ class BlockChoices:
         )
         """Choices of each operator."""
         self._changes: dict[tuple[object, ...], Resharding | None] = {}
+
+    def without(self, barred: Mapping[str, OpStrategy]) -> BlockChoices:
+        """The choices without a strategy of some operators, by name, each of which has others."""
+        left = copy(self)
+        left.of = tuple(
+            tuple(choice for choice in offered if choice.strategy != barred.get(op.name))
+            for op, offered in zip(self.block.ops, self.of, strict=True)
+        )
+        return left
 
     @property
     def ranks(self) -> int:

@@ -93,9 +93,15 @@ class Searcher(Candidates):
         """Another problem with the same models and machine, which shares answers about blocks."""
         return Searcher(problem, self._progress, self.blocks)
 
-    def run(self, configurations: Iterable[Configuration], *, phase: str = "search") -> Outcome:
-        """Best of those configurations."""
-        outcome = Outcome()
+    def run(
+        self,
+        configurations: Iterable[Configuration],
+        *,
+        phase: str = "search",
+        known: Priced | None = None,
+    ) -> Outcome:
+        """Best of those configurations and of a plan that is ``known``."""
+        outcome = Outcome(best=known)
         heap: list[_Entry] = []
         filled = False
         try:

@@ -19,7 +19,7 @@ from autoplan.ir.mesh import Group
 from autoplan.ir.placement import Placement, Replicate, Shard
 from autoplan.ir.recompute import Recompute
 from autoplan.ir.strategy import OpStrategy
-from autoplan.solver.choices import block_choices
+from autoplan.solver.choices import BlockChoices, block_choices
 from autoplan.solver.problem import Node, Problem, Store
 from autoplan.solver.stores import saved_stores, selected_stores
 from autoplan.solver.wires import Ends, Wire
@@ -31,7 +31,8 @@ __all__ = ["Formulation", "Setting"]
 class Setting:
     """What a block's program is built for.
 
-    ``fixed`` gives the storage of some parameters (tied ones). ``recompute`` says what of the
+    ``fixed`` gives the storage of some parameters (tied or pinned ones), ``barred`` a strategy of
+    some operators that isn't to be taken. ``recompute`` says what of the
     forward is paid again and what is kept: with `Recompute.FULL` all of it, and nothing but
     the boundary. ``keeps``: bytes kept from forward to backward are counted, and not more than
     ``memory_limit`` allowed. ``least``: of those bytes only what no strategies keep fewer of, as
@@ -45,6 +46,7 @@ class Setting:
     keeps: bool
     memory_limit: int | None = None
     least: bool = False
+    barred: tuple[tuple[str, OpStrategy], ...] = ()
 
 
 class Formulation:
@@ -52,6 +54,8 @@ class Formulation:
 
     def __init__(self, block: BlockClass, group: Group, cluster: Cluster, setting: Setting) -> None:
         self._wiring = _wiring(block, group, cluster)
+        if setting.barred:
+            self._wiring = _Wiring(block, self._wiring.choices.without(dict(setting.barred)))
         self._setting = setting
         fixed = dict(setting.fixed)
         self._storages = {
@@ -114,9 +118,9 @@ class _Wiring:
     outputs, buffers and shared tensors.
     """
 
-    def __init__(self, block: BlockClass, group: Group, cluster: Cluster) -> None:
+    def __init__(self, block: BlockClass, choices: BlockChoices) -> None:
         self.block = block
-        self.choices = block_choices(block, group, cluster)
+        self.choices = choices
         sinks = [f"output {index}" for index in range(len(block.outputs))]
         self.outside = (*block.inputs, *sinks, *block.buffers, *block.shared)
         # By tensor: its producer with the placement each choice makes, and its readers.
@@ -189,4 +193,4 @@ class _Wiring:
 
 @by_identity(2048)
 def _wiring(block: BlockClass, group: Group, cluster: Cluster) -> _Wiring:
-    return _Wiring(block, group, cluster)
+    return _Wiring(block, block_choices(block, group, cluster))

@@ -18,6 +18,7 @@ __all__ = [
     "boundary_placements",
     "class_counts",
     "fixed_parameters",
+    "placed_parameters",
     "shared_parameters",
     "storage_options",
 ]
@@ -98,6 +99,20 @@ def fixed_parameters(
             if used_in == index and fqn in tied:
                 fixed[local] = tied[fqn]
     return fixed
+
+
+def placed_parameters(
+    graph: Graph, index: int, stored: Mapping[str, Placement]
+) -> dict[str, Placement]:
+    """Those of the placements by FQN that are of a class, by its local names.
+
+    All copies of the class have the same.
+    """
+    if not stored:
+        return {}
+    instance = next(i for i in graph.instances if i.block_class == index)
+    local = zip(graph.classes[index].parameters, instance.parameters, strict=True)
+    return {name: stored[fqn] for name, fqn in local if fqn in stored}
 
 
 def storage_options(block: BlockClass, name: str, tp: int, cluster: Cluster) -> list[Placement]:

@@ -1,68 +1,152 @@
-"""Why nothing fits: the least-memory plan, the shortfall, and changes that do fit."""
+"""Why nothing fits: the least-memory plan, the shortfall, what holds most, and what does fit."""
 
 from __future__ import annotations
 
-import dataclasses
+import re
 import time
+from dataclasses import dataclass
 
+from autoplan.costs.memory import state_bytes
 from autoplan.errors import Detail, InfeasibleError, SolverLimitError
-from autoplan.ir.hardware import Cluster
+from autoplan.ir.graph import dtype_size
+from autoplan.solver.between import local_counts
 from autoplan.solver.candidates import Problem
+from autoplan.solver.changes import BUDGET, fitting_changes
 from autoplan.solver.explore import Outcome, Searcher
-from autoplan.solver.pricing import Overflow, Priced
-from autoplan.solver.space import Configuration, Pins, configurations, permitted_levels
+from autoplan.solver.pieces import pieces
+from autoplan.solver.pricing import Overflow
+from autoplan.solver.space import Configuration, Pins
 from autoplan.units import format_bytes, format_time
 
-__all__ = ["infeasible_error"]
+__all__ = ["BlockShare", "block_shares", "infeasible_error", "leanest"]
 
 _LEANEST = 12
-_NODE_FACTORS = (2, 4, 8, 16, 32)
-_SECONDS_PER_CHANGE = 8.0
+_SECONDS = 8.0
+_SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockShare:
+    """Bytes that blocks with like names hold on a rank: training state, and kept activations."""
+
+    name: str
+    blocks: int
+    state: int
+    kept: int
 
 
 def infeasible_error(
     searcher: Searcher, space: list[Configuration], outcome: Outcome, pins: Pins
 ) -> InfeasibleError:
-    """Error with the shortfall in bytes and the cheapest changes that were found to fit."""
+    """Error with the shortfall in bytes, who holds most, and the cheapest changes that fit."""
     problem = searcher.problem
-    least = _least_memory(searcher, space, outcome)
-    limit = problem.memory_limit
-    shortfall = least.peak_memory - limit
-    changes = _changes_that_fit(problem, pins)
-    parts: dict[str, Detail] = {
+    least = leanest(searcher, space, outcome)
+    tried = fitting_changes(searcher, pins)
+    hint = (
+        "fits with: "
+        + "; or ".join(
+            f"{found.text} ({found.priced.label()}: {format_time(found.priced.step_time)} a step)"
+            for found in tried.fitting[:_SHOWN]
+        )
+        if tried.fitting
+        else "no single change tried fits: "
+        + ", ".join(tried.failing)
+        + "; try a shorter --seq-len"
+    )
+    details: dict[str, Detail] = {
+        "memory_limit": problem.memory_limit,
+        "changes": [
+            {
+                "change": change.text,
+                "step_time": change.priced.step_time,
+                "peak_memory": change.priced.peak_memory,
+                "plan": change.priced.label(),
+            }
+            for change in tried.fitting
+        ],
+        "failing_changes": [*tried.failing],
+        "untried_changes": [*tried.untried],
+        "change_seconds": BUDGET,
+    }
+    if isinstance(least, int):
+        return InfeasibleError(
+            f"no plan fits: every configuration needs more than the "
+            f"{format_bytes(problem.memory_limit)} usable, the leanest at least "
+            f"{format_bytes(least)}",
+            hint=hint,
+            details={"needed": least, "shortfall": least - problem.memory_limit, **details},
+        )
+    shortfall = least.peak_memory - problem.memory_limit
+    parts: dict[str, int] = {
         name: getattr(least.memory, name)
         for name in ("parameters", "gradients", "optimizer", "activations", "transient", "buffers")
     }
-    largest = max(parts, key=lambda name: int(str(parts[name])))
-    hint = (
-        "fits with: " + "; or ".join(text for text, _ in changes)
-        if changes
-        else "try a shorter --seq-len or a larger device; no single change tried here fits"
-    )
+    largest = sorted((name for name in parts if parts[name]), key=lambda name: -parts[name])[:2]
+    shares = block_shares(least, problem)
+    most = " and ".join(f"{name} {format_bytes(parts[name])}" for name in largest)
+    limit = format_bytes(problem.memory_limit)
     return InfeasibleError(
         f"no plan fits: the leanest ({least.label()}) needs "
-        f"{format_bytes(least.peak_memory)} a rank, {format_bytes(limit)} are usable on "
-        f"{problem.cluster.accelerator.name}: {format_bytes(shortfall)} ({shortfall} bytes) short, "
-        f"most of it {largest}",
+        f"{format_bytes(least.peak_memory)} a rank, {limit} are usable on "
+        f"{problem.cluster.accelerator.name}: {format_bytes(shortfall)} ({shortfall} bytes) short; "
+        f"most of it {most}, in {_share_text(shares[0])}",
         hint=hint,
         details={
             "needed": least.peak_memory,
-            "memory_limit": limit,
             "shortfall": shortfall,
             "configuration": least.label(),
-            "memory": parts,
-            "changes": [
-                {"change": text, "step_time": priced.step_time} for text, priced in changes
+            "memory": {**parts},
+            "blocks": [
+                {"name": s.name, "blocks": s.blocks, "state": s.state, "kept": s.kept}
+                for s in shares
             ],
+            **details,
         },
     )
 
 
-def _least_memory(searcher: Searcher, space: list[Configuration], outcome: Outcome) -> Overflow:
-    searcher.extend_deadline(time.monotonic() + _SECONDS_PER_CHANGE)
-    leanest = sorted(space, key=searcher.memory_needed)[:_LEANEST]
+def _share_text(share: BlockShare) -> str:
+    blocks = f" ({share.blocks} blocks)" if share.blocks > 1 else ""
+    return f"{share.name}{blocks} {format_bytes(share.state + share.kept)}"
+
+
+def block_shares(least: Overflow, problem: Problem) -> list[BlockShare]:
+    """What the blocks of the fullest stage hold, those with like names together, most first.
+
+    A parameter of several blocks counts with the first; kept is by the microbatches in flight.
+    """
+    graph, configuration, point = least.graph, least.configuration, least.point
+    stage = max(range(len(least.stages)), key=lambda index: least.stages[index].peak)
+    flight = configuration.flights()[stage]
+    memories = pieces(graph, configuration, point, problem.cluster).memories
+    settings = configuration.memory_settings(
+        dtype_size(graph.dtype), update=problem.update, host=problem.cluster.accelerator.synchronous
+    )
+    trainable = {p.fqn: p.trainable for p in graph.parameters}
+    found: dict[str, BlockShare] = {}
+    seen: set[str] = set()
+    first, last = least.ranges[stage]
+    for instance in graph.instances[first:last]:
+        own = {f: n for f, n in local_counts(point, instance).items() if f not in seen}
+        seen.update(own)
+        learnt = sum(count for fqn, count in own.items() if trainable[fqn])
+        name = re.sub(r"(?<![^.])\d+(?![^.])", "*", instance.name)
+        before = found.get(name, BlockShare(name=name, blocks=0, state=0, kept=0))
+        found[name] = BlockShare(
+            name=name,
+            blocks=before.blocks + 1,
+            state=before.state + sum(state_bytes(sum(own.values()), learnt, settings)[:3]),
+            kept=before.kept + flight * memories[instance.block_class].kept,
+        )
+    return sorted(found.values(), key=lambda share: -(share.state + share.kept))
+
+
+def leanest(searcher: Searcher, space: list[Configuration], outcome: Outcome) -> Overflow | int:
+    """The plan that needs the least memory, or only the least bytes that any needs."""
+    searcher.extend_deadline(time.monotonic() + _SECONDS)
+    lean = sorted(space, key=searcher.memory_needed)[:_LEANEST]
     overflows = list(outcome.overflows)
-    for configuration in leanest:
+    for configuration in lean:
         try:
             result = searcher.result(configuration)
         except SolverLimitError:
@@ -70,55 +154,5 @@ def _least_memory(searcher: Searcher, space: list[Configuration], outcome: Outco
         if isinstance(result, Overflow):
             overflows.append(result)
     if not overflows:
-        needed = searcher.memory_needed(leanest[0])
-        raise InfeasibleError(
-            f"no plan fits: every configuration needs more than the usable memory, the leanest "
-            f"({leanest[0].label()}) at least {format_bytes(needed)}",
-            hint="use more ranks, or a larger device",
-            details={"needed": needed, "memory_limit": searcher.problem.memory_limit},
-        )
+        return searcher.memory_needed(lean[0])
     return min(overflows, key=lambda overflow: overflow.peak_memory)
-
-
-def _changes_that_fit(problem: Problem, pins: Pins) -> list[tuple[str, Priced]]:
-    """Single changes, each verified by solving again: without pins, then with more nodes."""
-    found: list[tuple[str, Priced]] = []
-    for name in pins.allowed:
-        freed = Pins({n: v for n, v in pins.allowed.items() if n != name})
-        priced = _first_fit(problem, problem.cluster, freed)
-        if priced is not None:
-            found.append((_text(f"without --{name.replace('_', '-')}", priced), priced))
-    for factor in _NODE_FACTORS:
-        if found:
-            break
-        larger = dataclasses.replace(
-            problem.cluster,
-            nodes=problem.cluster.nodes * factor,
-            spec=f"{problem.cluster.spec} x {factor}",
-        )
-        priced = _first_fit(problem, larger, pins)
-        if priced is not None:
-            found.append((_text(f"{larger.ranks} ranks", priced), priced))
-    return found
-
-
-def _text(change: str, priced: Priced) -> str:
-    return f"{change} ({priced.label()}: {format_time(priced.step_time)} a step)"
-
-
-def _first_fit(problem: Problem, cluster: Cluster, pins: Pins) -> Priced | None:
-    changed = dataclasses.replace(
-        problem,
-        cluster=cluster,
-        deadline=time.monotonic() + _SECONDS_PER_CHANGE,
-        levels=permitted_levels(problem.graphs[1], pins),
-    )
-    space = list(
-        configurations(
-            ranks=cluster.ranks,
-            global_batch=problem.global_batch,
-            max_stages=len(problem.graphs[1].instances),
-            pins=pins,
-        )
-    )
-    return Searcher(changed).run(space).best

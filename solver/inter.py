@@ -24,6 +24,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from autoplan.errors import UsageError
 from autoplan.solver.chain import Chain, ChainItem
 from autoplan.solver.spans import most_items
@@ -87,11 +89,13 @@ def cut_stages(
     memory_limit: int,
     resident: Sequence[int] = (),
     turns: int = 0,
+    ranges: Ranges = (),
 ) -> StageCut:
     """Fastest cut that fits in memory, or the one with the least peak when none does.
 
     ``resident`` is bytes that each stage holds whatever its blocks are; ``turns`` stand for the
-    microbatches in the seconds, if they differ.
+    microbatches in the seconds, if they differ. Of ``ranges``, where they are given, only the
+    points are chosen.
     """
     if not 1 <= stages <= len(items):
         raise UsageError(
@@ -100,7 +104,10 @@ def cut_stages(
         )
     assert len(in_flight) == stages
     chain = Chain(items, in_flight, microbatches, resident, turns)
-    ranges, chosen = _best(chain, memory_limit)
+    if ranges:
+        chosen = _filled(chain, ranges, memory_limit)
+    else:
+        ranges, chosen = _best(chain, memory_limit)
     choices = tuple(point for stage in chosen for point in stage)
     peaks = tuple(
         chain.peak(group, first, last, choices[first:last])
@@ -146,3 +153,17 @@ def _best(chain: Chain, memory_limit: int) -> _Chosen:
             ]
             return found.ranges, chosen
         reach = needed
+
+
+def _filled(chain: Chain, ranges: Ranges, memory_limit: int) -> list[list[int]]:
+    """Points of the blocks of given stages: the fastest, or the lightest when nothing fits."""
+    reach = max(last - first for first, last in ranges)
+    times = StageTimes(chain, Mixes(chain), memory_limit, reach)
+    spans = [
+        (group, first, last) for group, (first, last) in zip(chain.group_of, ranges, strict=True)
+    ]
+    for span in spans:
+        times.make_exact(*span)
+    if all(np.isfinite(times.values[g, last - first - 1, first]) for g, first, last in spans):
+        return [times.choices(*span) for span in spans]
+    return [lightest_choices(chain, *span) for span in spans]

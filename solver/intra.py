@@ -146,5 +146,5 @@ def _no_solution(block: BlockClass, found: Assignment, memory_limit: int | None)
         )
     return InfeasibleError(
         f"no placement of {block.name} agrees with its fixed parameters and boundary",
-        hint="leave --tp to the planner",
+        hint="leave --tp to the planner, and drop a --pin if there is one",
     )

@@ -30,6 +30,7 @@ from autoplan.solver.pricing import (
 )
 from autoplan.solver.shared import shared_costs
 from autoplan.solver.space import Configuration
+from autoplan.solver.sweep import Ranges
 from autoplan.solver.variants import pick_points
 
 __all__ = ["mix_points"]
@@ -50,6 +51,7 @@ def mix_points(
     memory_limit: int,
     enough: float = math.inf,
     only_fastest: bool = False,
+    stages: Ranges = (),
 ) -> Found:
     """Best price of a configuration whose blocks each take one of the points of a frame.
 
@@ -57,6 +59,7 @@ def mix_points(
     by itself, where the price also has what blocks share. So the cut is made again, with the
     difference as what each stage holds anyway, until that settles. ``only_fastest`` leaves it at
     the first. Stages of one rank share its memory in the proportion in which the last cut used it.
+    Where ``stages`` are given, only what their blocks take is chosen.
     """
     settings = configuration.memory_settings(
         dtype_size(graph.dtype), update=update, host=cluster.accelerator.synchronous
@@ -97,6 +100,7 @@ def mix_points(
             memory_limit=limit,
             resident=held,
             turns=turns,
+            ranges=stages,
         )
         if last is not None and (cut.ranges, cut.choices) == (last.ranges, last.choices):
             break

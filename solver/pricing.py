@@ -31,6 +31,7 @@ from autoplan.solver.memories import rank_memories
 from autoplan.solver.pieces import Pieces, pieces
 from autoplan.solver.shared import shared_costs
 from autoplan.solver.space import Configuration
+from autoplan.solver.sweep import Ranges
 
 __all__ = [
     "Found",
@@ -107,10 +108,14 @@ class Priced:
 class Overflow:
     """A configuration that does not fit: its least peak, parts of that rank, all pipeline ranks.
 
-    ``levels`` are those of recompute by block of the chain.
+    ``levels`` are those of recompute by block of the chain; ``graph`` has the classes that
+    ``point`` is by, ``ranges`` are the blocks of each stage.
     """
 
+    graph: Graph
     configuration: Configuration
+    point: ModelPoint
+    ranges: Ranges
     levels: tuple[Recompute, ...]
     peak_memory: int
     memory: StageMemory
@@ -180,7 +185,10 @@ def price(
     worst = max(memories, key=lambda memory: memory.peak)
     if worst.peak > memory_limit:
         return Overflow(
+            graph=graph,
             configuration=configuration,
+            point=point,
+            ranges=cut.ranges,
             levels=_levels(graph, point),
             peak_memory=worst.peak,
             memory=worst,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -10,24 +11,28 @@ from typing import Protocol
 from autoplan.errors import UsageError
 from autoplan.ir.graph import Graph
 from autoplan.ir.hardware import Cluster
-from autoplan.ir.optimizer import UpdateRule, update_rule
+from autoplan.ir.optimizer import update_rule
 from autoplan.ir.plan import ModelRecord, Plan, WorkloadRecord
-from autoplan.ir.recompute import Recompute
-from autoplan.schedules import SPLIT
 from autoplan.solver.assemble import assemble
 from autoplan.solver.baselines import adopt_better_baseline, price_baselines
 from autoplan.solver.candidates import GraphFamily, Problem
 from autoplan.solver.explore import Outcome, Searcher
 from autoplan.solver.infeasible import infeasible_error
-from autoplan.solver.refusals import no_plan_yet, require_any
-from autoplan.solver.space import Configuration, Pins, configurations, parse_pins, permitted_levels
+from autoplan.solver.pin_costs import price_pins
+from autoplan.solver.pinned import model_pins, pinned_problem, pinned_space
+from autoplan.solver.placement_pins import pinned_graph
+from autoplan.solver.refusals import no_plan_yet, refuse_split, require_any
+from autoplan.solver.space import Configuration, Pins, parse_pins, permitted_levels
 from autoplan.solver.timing import Simulator
 from autoplan.units import format_bytes
 
 __all__ = ["CapturedModel", "solve"]
 
 _BASELINE_SHARE = 0.3
-"""Part of the time limit kept for pricing baselines."""
+"""Part of the time limit kept for pricing baselines, and pins if there are any."""
+
+_PINS_SHARE = 0.2
+"""Part of the time limit kept for pricing pins."""
 
 
 class CapturedModel(Protocol):
@@ -48,6 +53,8 @@ def solve(
     cluster: Cluster,
     *,
     pins: Mapping[str, str],
+    placements: Sequence[str] = (),
+    stages: str | None = None,
     time_limit: float = 60.0,
     gap: float = 0.01,
     memory_limit: int | None = None,
@@ -55,7 +62,9 @@ def solve(
 ) -> Plan:
     """Fastest plan found within ``time_limit`` seconds, with its bound and the baselines.
 
-    The search stops once its plan is surely within ``gap`` (relative) of the best.
+    The search stops once its plan is surely within ``gap`` (relative) of the best. ``pins`` fix
+    decisions by name, ``placements`` (``PATTERN=PLACEMENT``) those of parameters and ``stages``
+    the blocks of each stage; each is priced against the free choice.
 
     Raises UsageError for pins that can't hold, InfeasibleError when nothing fits in
     ``memory_limit`` bytes a rank, SolverLimitError when time ran out before any plan.
@@ -65,49 +74,38 @@ def solve(
         cluster = replace(cluster, accelerator=replace(cluster.accelerator, compiled=True))
     limit = _memory_limit(cluster, memory_limit)
     fixed = parse_pins(pins, cluster.ranks, workload.global_batch)
-    graphs = GraphFamily(captured.at)
-    smallest = graphs[1]
+    smallest = captured.at(1)
     if not any(parameter.trainable for parameter in smallest.parameters):
         raise UsageError(
             f"{smallest.name} has no trainable parameter among {len(smallest.parameters)}",
             hint="there is nothing to train: set requires_grad on the parameters to learn",
         )
-    levels = permitted_levels(smallest, fixed)
-    if not levels:
+    fixed = model_pins(fixed, smallest, placements, stages)
+    if not permitted_levels(smallest, fixed):
         raise UsageError(
             f"{smallest.name} has recurrent layers, which can't be recomputed selectively",
             hint="--recompute full, or leave it to the planner",
         )
-    blocks = len(smallest.instances)
     update = update_rule(workload.optimizer, master=workload.master_weights == "float32")
-
-    def space_of(allowed: Pins) -> list[Configuration]:
-        everything = configurations(
-            ranks=cluster.ranks,
-            global_batch=workload.global_batch,
-            max_stages=blocks,
-            pins=allowed,
-        )
-        return [c for c in everything if _runs(c, update, levels, compiled=workload.compile)]
-
-    space = space_of(fixed)
-    _refuse_split(fixed, levels, compiled=workload.compile)
-    require_any(space, fixed, cluster.ranks, workload.global_batch, blocks)
-    problem = Problem(
-        graphs=graphs,
+    asked = Problem(
+        graphs=GraphFamily(lambda size: pinned_graph(captured.at(size), fixed.placements)),
         cluster=cluster,
         global_batch=workload.global_batch,
         update=update,
         memory_limit=limit,
-        deadline=started + time_limit * (1 - _BASELINE_SHARE),
-        levels=levels,
+        deadline=math.inf,
         gap=gap,
     )
+    problem = pinned_problem(asked, fixed, started + time_limit * (1 - _BASELINE_SHARE))
+    space = pinned_space(problem, fixed)
+    refuse_split(problem, fixed)
+    require_any(space, problem, fixed)
     searcher = Searcher(problem, progress)
     if progress is not None:
         progress("first plan: configurations without a model axis")
     outcome = _search(searcher, space)
-    baselines = price_baselines(searcher, space_of(Pins({})), started + time_limit, progress)
+    until = started + time_limit * (1 - (_PINS_SHARE if fixed.each() else 0.0))
+    baselines = price_baselines(searcher, pinned_space(problem, Pins({})), until, progress)
     simulator = Simulator(cluster, update)
     if outcome.best is not None:
         outcome.best = simulator.fastest([outcome.best, *outcome.priced])
@@ -119,39 +117,10 @@ def solve(
         if outcome.termination == "interrupted":
             raise KeyboardInterrupt
         raise infeasible_error(searcher, space, outcome, fixed)
+    costs = price_pins(searcher, fixed, outcome.best, simulator, started + time_limit, progress)
     return assemble(
-        captured.record(), workload, cluster, fixed, outcome, baselines, simulator, limit
+        captured.record(), workload, cluster, costs, outcome, baselines, simulator, limit
     )
-
-
-def _runs(
-    configuration: Configuration,
-    update: UpdateRule,
-    levels: Sequence[Recompute],
-    *,
-    compiled: bool,
-) -> bool:
-    """Whether the runtime has the update rule and the schedule.
-
-    FSDP2's shards are float32 masters themselves. Each part of a split backward would recompute
-    again, and torch refuses to split those of compiled blocks.
-    """
-    if configuration.schedule in SPLIT and (compiled or levels[0] is not Recompute.NONE):
-        return False
-    return update.master or configuration.zero <= 1
-
-
-def _refuse_split(pins: Pins, levels: Sequence[Recompute], *, compiled: bool) -> None:
-    """Say what can't go with pinned schedules that split backwards."""
-    schedules = pins.allowed.get("schedule", ())
-    if not schedules or not all(name in SPLIT for name in schedules):
-        return
-    if compiled or levels[0] is not Recompute.NONE:
-        what = "--compile" if compiled else f"--recompute {levels[0]}"
-        raise UsageError(
-            f"--schedule {','.join(schedules)} splits backwards, which {what} rules out",
-            hint=f"leave {what} out, or --schedule interleaved1f1b",
-        )
 
 
 def _search(searcher: Searcher, space: list[Configuration]) -> Outcome:

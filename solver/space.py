@@ -32,10 +32,14 @@ from autoplan.schedules import (
     ranks_of_stages,
     stage_flights,
 )
+from autoplan.solver.placement_pins import PlacementPin
+from autoplan.solver.stage_pins import stages_text
+from autoplan.solver.sweep import Ranges
 
 __all__ = [
     "PIN_NAMES",
     "Configuration",
+    "Pin",
     "Pins",
     "configurations",
     "divisors",
@@ -154,15 +158,46 @@ class Configuration:
 
 
 @dataclass(frozen=True, slots=True)
+class Pin:
+    """One decision fixed by the user, and the option that fixed it."""
+
+    name: str
+    value: str
+    option: str
+
+
+@dataclass(frozen=True, slots=True)
 class Pins:
-    """Decisions fixed by the user: allowed values by name."""
+    """Decisions fixed by the user: allowed values by name, placements, blocks of each stage."""
 
     allowed: Mapping[str, tuple[str, ...]]
+    placements: tuple[PlacementPin, ...] = ()
+    stages: Ranges = ()
 
     def permits(self, name: str, value: int | str) -> bool:
         """Whether ``value`` is allowed for that decision."""
+        if self.stages and value != {"pp": len(self.stages), "virtual_stages": 1}.get(name, value):
+            return False
         values = self.allowed.get(name)
         return values is None or str(value) in values
+
+    def each(self) -> tuple[Pin, ...]:
+        """The decisions, one by one."""
+        values = {name: ",".join(values) for name, values in self.allowed.items()}
+        found = [Pin(name, value, f"{_flag(name)} {value}") for name, value in values.items()]
+        if self.stages:
+            text = stages_text(self.stages)
+            found.append(Pin("stages", text, f"--stages {text}"))
+        found += [Pin(p.pattern, str(p.placement), f"--pin {p}") for p in self.placements]
+        return tuple(found)
+
+    def without(self, pin: Pin) -> Pins:
+        """The others."""
+        return Pins(
+            {name: values for name, values in self.allowed.items() if name != pin.name},
+            tuple(p for p in self.placements if p.pattern != pin.name),
+            () if pin.name == "stages" else self.stages,
+        )
 
     def __contains__(self, name: str) -> bool:
         return name in self.allowed

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from autoplan.capture.hf import huggingface_source, read_config
 from autoplan.capture.python_file import python_file_source
-from autoplan.capture.source import ModelSource, near_matches
+from autoplan.capture.source import ModelSource
 from autoplan.errors import InputError, UsageError
 from autoplan.ir.fields import Json
+from autoplan.ir.names import near_matches
 from autoplan.ir.plan import ModelRecord
 
 __all__ = ["list_models", "load_model", "model_from_record"]

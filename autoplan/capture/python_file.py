@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from autoplan.capture.build import BuiltModule, build_on_meta, to_dtype
 from autoplan.capture.module_checks import check_module, check_tensor, without_compile
-from autoplan.capture.source import Form, ModelSource, near_matches, torch_dtype
+from autoplan.capture.source import Form, ModelSource, torch_dtype
 from autoplan.errors import CaptureError, InputError, UsageError
 from autoplan.ir.fields import Json
+from autoplan.ir.names import near_matches
 
 __all__ = ["PythonFileSource", "python_file_source"]
 

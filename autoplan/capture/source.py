@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
@@ -15,7 +14,7 @@ from autoplan.capture.build import BuiltModule
 from autoplan.errors import UsageError
 from autoplan.ir.fields import Json
 
-__all__ = ["ModelSource", "disable_dropout", "near_matches", "torch_dtype"]
+__all__ = ["ModelSource", "disable_dropout", "torch_dtype"]
 
 Form = Literal["builtin", "hf", "file"]
 
@@ -79,18 +78,6 @@ class ModelSource(ABC):
     def __str__(self) -> str:
         settings = "".join(f" {key}={value}" for key, value in self.overrides.items())
         return f"{self.spec}{settings}"
-
-
-def near_matches(name: str, known: Iterable[str], *, what: str, most: int = 30) -> str:
-    """Hint with the known names most like ``name``, or up to ``most`` when none is."""
-    names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    if close:
-        return f"did you mean {' or '.join(close)}?"
-    if not names:
-        return f"it takes no {what}"
-    listed = ", ".join(names[:most]) + (", ..." if len(names) > most else "")
-    return f"known {what}: {listed}"
 
 
 def torch_dtype(dtype: str | torch.dtype) -> torch.dtype:

@@ -41,9 +41,14 @@ class UpdateRule:
     master: bool = True
 
     @property
+    def is_adam(self) -> bool:
+        """Whether it is some AdamW, which can round without masters."""
+        return self.moments == 2
+
+    @property
     def is_own(self) -> bool:
         """Whether the runtime's own code updates, by chunks, rather than torch's optimizer."""
-        return self.moments == 2 and (self.moment_bits < 32 or not self.master)
+        return self.is_adam and (self.moment_bits < 32 or not self.master)
 
     def moment_bytes(self, numel: int) -> int:
         """Bytes of the moments of ``numel`` elements."""

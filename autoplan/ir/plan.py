@@ -225,10 +225,17 @@ class BaselineRecord(PlanRecord):
 
 
 class PinRecord(PlanRecord):
-    """A decision fixed by the user."""
+    """A decision fixed by the user: its name, or a pattern of parameters with their placement.
+
+    ``free_step_time`` is seconds of ``free_plan``, the fastest found with that one left to the
+    planner; None where there was no time to search. ``proved``: that search came to its end.
+    """
 
     name: Text
     value: Text
+    free_step_time: float | None = Field(default=None, gt=0)
+    free_plan: Text = ""
+    proved: bool = False
 
 
 class PredictionRecord(PlanRecord):

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 
 from autoplan.ir.levels import level_runs
-from autoplan.ir.plan import BaselineRecord, Plan
+from autoplan.ir.plan import BaselineRecord, PinRecord, Plan
 from autoplan.report.timeline import timeline_summary
 from autoplan.units import format_count
 
-__all__ = ["input_message", "plan_summary", "provenance_counts"]
+__all__ = ["input_message", "pin_cost_message", "plan_summary", "provenance_counts"]
+
+_NO_COST = 5e-4  # of a step: nothing in the digits shown
 
 
 def plan_summary(
@@ -77,6 +79,15 @@ def plan_summary(
         "baselines": {baseline.name: _baseline(baseline) for baseline in plan.baselines},
         "considered": [candidate.model_dump(mode="json") for candidate in plan.considered],
         "pins": {pin.name: pin.value for pin in plan.pins},
+        "pin_costs": [
+            {
+                **pin.model_dump(mode="json"),
+                "cost": None
+                if pin.free_step_time is None
+                else prediction.step_time / pin.free_step_time - 1,
+            }
+            for pin in plan.pins
+        ],
         "notes": list(plan.notes),
         "capture_time": capture_time,
         "solve_time": solve_time,
@@ -85,6 +96,17 @@ def plan_summary(
             "sources": [source.model_dump(mode="json") for source in plan.cluster.sources],
         },
     }
+
+
+def pin_cost_message(plan: Plan, pin: PinRecord) -> str:
+    """What a decision of the user costs against the free choice; empty where that is unknown."""
+    if pin.free_step_time is None:
+        return ""
+    cost = plan.prediction.step_time / pin.free_step_time - 1
+    if cost > _NO_COST:
+        least = "" if pin.proved else "at least "
+        return f"costs {least}{cost:+.1%} against {pin.free_plan}"
+    return "costs nothing" if pin.proved else "nothing faster found without it in time"
 
 
 def provenance_counts(plan: Plan) -> dict[str, int]:

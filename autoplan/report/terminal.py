@@ -16,7 +16,7 @@ from rich.text import Text
 from autoplan.ir.levels import level_runs
 from autoplan.ir.plan import Plan
 from autoplan.report.sharding import BlockSharding, block_shardings, padded_parameters
-from autoplan.report.summary import input_message, provenance_counts
+from autoplan.report.summary import input_message, pin_cost_message, provenance_counts
 from autoplan.report.timeline import stage_waits
 from autoplan.schedules import ranks_of_stages
 from autoplan.units import format_bytes, format_count, format_time
@@ -230,7 +230,6 @@ def _mesh(plan: Plan, glyphs: _Glyphs) -> list[str]:
     schedule = "" if pipeline.schedule == "none" else f"schedule {pipeline.schedule}"
     if plan.virtual_stages > 1:
         schedule += f", {plan.virtual_stages} stages a rank"
-    pins = ", ".join(f"{pin.name} {pin.value}" for pin in plan.pins)
     return [
         _row("mesh", f" {glyphs.times} ".join(degrees) or "1 rank"),
         _row(
@@ -243,8 +242,17 @@ def _mesh(plan: Plan, glyphs: _Glyphs) -> list[str]:
             _update(plan),
             "compiled" if plan.workload.compile else "",
         ),
-        *([_row("fixed", f"{pins} (by the user)")] if pins else []),
+        *_pins(plan),
     ]
+
+
+def _pins(plan: Plan) -> list[str]:
+    """Decisions of the user, a row for each that was priced."""
+    costs = [(f"{pin.name} {pin.value}", pin_cost_message(plan, pin)) for pin in plan.pins]
+    priced = [f"{text} (by the user) {cost}" for text, cost in costs if cost]
+    others = ", ".join(text for text, cost in costs if not cost)
+    rows = [*([f"{others} (by the user)"] if others else []), *priced]
+    return [_row("" if index else "fixed", row) for index, row in enumerate(rows)]
 
 
 def _update(plan: Plan) -> str:

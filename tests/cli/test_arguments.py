@@ -68,7 +68,14 @@ def test_wrong_values_say_what_is_expected(argv: list[str], message: str) -> Non
 
 def test_underscores_work_in_option_names_and_stay_in_values() -> None:
     args = parse([*SOLVE, "--micro_batch_size=2", "--seq_len", "16", "--set", "n_layer=2"])
-    assert (args.micro_batch_size, args.seq_len, args.set) == (2, 16, [("n_layer", "2")])
+    assert (args.micro_batch_size, args.seq_len, args.set) == ("2", 16, [("n_layer", "2")])
+
+
+def test_pins_take_lists_and_auto() -> None:
+    words = ["--tp", "2, 4", "--pp=auto", "--zero", "0,1", "--recompute", "none,full"]
+    args = parse([*SOLVE, *words, "--pin", "*.up_proj.weight=S(0)", "--pin", "*.bias=R"])
+    assert (args.tp, args.pp, args.zero, args.recompute) == ("2,4", None, "0,1", "none,full")
+    assert args.pin == ["*.up_proj.weight=S(0)", "*.bias=R"]
 
 
 def test_memory_limit_is_bytes() -> None:

@@ -217,3 +217,56 @@ def test_env_shows_versions_and_no_other_variables(autoplan: Run) -> None:
     assert document["environment"] == {"AUTOPLAN_CACHE": "/x"}
     assert "hush" not in done.stdout
     assert document["packages"]["torch"]
+
+
+def test_explain_says_why_and_what_others_cost(
+    autoplan: Run, solved: tuple[Path, dict[str, Any]]
+) -> None:
+    folder, document = solved
+    done = autoplan("explain", folder, "*.h.0.mlp.c_fc.weight")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("parameter   transformer.h.0.mlp.c_fc.weight, 64 x 256")
+    assert f"on tp {document['mesh']['tp']}" in done.stdout
+    found = json.loads(autoplan("explain", folder, "*.h.0.mlp.c_fc.weight", "--json").stdout)
+    (explained,) = found["explanations"]
+    assert explained["step_time"] == pytest.approx(document["step_time"], rel=1e-9)
+    assert explained["peak_memory"] == document["peak_memory"]
+    assert found["notes"] == []
+
+
+@pytest.mark.slow
+def test_explain_prices_another_degree(autoplan: Run, solved: tuple[Path, dict[str, Any]]) -> None:
+    folder, document = solved
+    tp = 2 if document["mesh"]["tp"] == 1 else 1
+    found = json.loads(autoplan("explain", folder, f"tp={tp}", "--json").stdout)
+    assert (found["name"], found["value"], found["chosen"]) == ("tp", str(tp), False)
+    assert found["plan"]["step_time"] == document["step_time"]
+    assert found["other"]["step_time"] >= document["step_time"] * (1 - 0.01)
+    assert f"tp {tp}" in found["other"]["label"] or tp == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "message", "hint"),
+    [
+        ("*.c_fk.weight", "no parameter and no operator", "c_fc"),
+        ("tpp=2", "no decision of a plan", "did you mean tp"),
+        ("tp=3", "does not divide", "--tp 2"),
+    ],
+)
+def test_explain_of_what_is_not_there_is_exit_2(
+    autoplan: Run, solved: tuple[Path, dict[str, Any]], target: str, message: str, hint: str
+) -> None:
+    done = autoplan("explain", solved[0], target)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr and hint in done.stderr
+
+
+def test_explain_refuses_a_plan_of_other_numbers(
+    autoplan: Run, solved: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    data = json.loads((solved[0] / "plan.json").read_text())
+    data["cluster"]["digest"] = "0" * len(data["cluster"]["digest"])
+    (tmp_path / "plan.json").write_text(json.dumps(data))
+    done = autoplan("explain", tmp_path, "tp=1")
+    assert done.returncode == 6
+    assert "have changed since the plan was made" in done.stderr

@@ -15,7 +15,7 @@ from autoplan.solver.blocks import ModelPoint
 from autoplan.solver.explore import Outcome, Searcher
 from autoplan.solver.mixture import mix_points
 from autoplan.solver.pricing import Priced
-from autoplan.solver.space import Configuration, Pins
+from autoplan.solver.space import Configuration
 from autoplan.solver.timing import Simulator
 from autoplan.solver.variants import pick_points
 
@@ -67,7 +67,7 @@ def plan_of(captured: Captured, searcher: Searcher, priced: Priced) -> Plan:
             global_batch=problem.global_batch, seq_len=32, dtype=dtype, optimizer="adamw"
         ),
         problem.cluster,
-        Pins({}),
+        (),
         Outcome(best=timed, lower_bound=timed.step_time, priced=[timed]),
         [],
         simulator,

@@ -13,7 +13,15 @@ from autoplan.schedules import SCHEDULES, in_flight
 from autoplan.simulate import simulate_pipeline
 from autoplan.solver.chain import ChainItem, Point
 from autoplan.solver.inter import StageCut, cut_stages, turns_of
-from tests.solver.chains import Case, cuts, every_outcome, outcomes, random_case, random_point
+from tests.solver.chains import (
+    Case,
+    assignments,
+    cuts,
+    every_outcome,
+    outcomes,
+    random_case,
+    random_point,
+)
 
 
 def _cut(case: Case, limit: int) -> StageCut:
@@ -44,6 +52,34 @@ def _is_the_best(case: Case, limit: int) -> str:
     assert cut.objective == pytest.approx(best, rel=1e-12)
     assert cut.shortfall == 0
     return "bound" if seconds.min() < best * (1 - 1e-9) else "plenty"
+
+
+def test_points_of_given_stages_are_the_best_of_all() -> None:
+    rng = random.Random("given stages")
+    fitted = []
+    for _ in range(40):
+        case = random_case(rng, points=rng.randint(1, 3), most=6)
+        ranges = rng.choice(list(cuts(len(case.items), case.stages)))
+        seconds, peaks = outcomes(case, ranges, assignments(case.items))
+        limit = int(np.quantile(peaks, rng.choice((0.0, 0.3, 1.0)))) - rng.randint(0, 1)
+        cut = cut_stages(
+            case.items,
+            stages=case.stages,
+            microbatches=case.microbatches,
+            in_flight=case.flights,
+            memory_limit=limit,
+            ranges=ranges,
+        )
+        assert cut.ranges == ranges
+        fitting = peaks <= limit
+        fitted.append(bool(fitting.any()))
+        if fitted[-1]:
+            assert cut.objective == pytest.approx(seconds[fitting].min(), rel=1e-12)
+            assert cut.shortfall == 0
+        else:
+            assert cut.peak_memory == peaks.min()
+            assert cut.shortfall == cut.peak_memory - limit > 0
+    assert any(fitted) and not all(fitted)
 
 
 @pytest.mark.parametrize("points", [1, 2, 3])

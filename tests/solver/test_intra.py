@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from autoplan.costs.block import BlockCost, block_cost, collectives
+from autoplan.costs.terms import parameter_states
 from autoplan.errors import InfeasibleError, InternalError, SolverLimitError
 from autoplan.ir.graph import BlockClass, Op, Ref, Tensor, TensorKind
 from autoplan.ir.hardware import Cluster
@@ -42,6 +43,7 @@ def _solve(
     partial_cost: float = PARTIAL_COST,
     handover: Handover = Handover.ARRAYS,
     seconds: float = 30.0,
+    barred: tuple[tuple[str, OpStrategy], ...] = (),
 ) -> BlockSolution:
     setting = Setting(
         boundary_in=(boundary,) * len(block.inputs),
@@ -50,6 +52,7 @@ def _solve(
         recompute=recompute,
         keeps=memory_weight > 0 or memory_limit is not None,
         memory_limit=memory_limit,
+        barred=barred,
     )
     return BlockProgram(block, Group(ranks, ranks), cluster, setting).solve(
         Weights(PARAMETER_COST, partial_cost, memory_weight),
@@ -242,6 +245,33 @@ def test_no_combination_of_strategies_is_cheaper(
             continue
         best = min(best, _objective(block, cost, recompute=Recompute.NONE, weight=weight))
     assert found.objective == pytest.approx(best, rel=1e-9)
+
+
+@pytest.mark.parametrize("weight", [0.0, 1e-12])
+def test_the_runner_up_is_the_best_without_what_is_barred(cluster: Cluster, weight: float) -> None:
+    block = _small_block(cluster)
+    free = _solve(block, cluster, R, ranks=2, memory_weight=weight)
+    options = [strategies(op, block, 2) for op in block.ops]
+    costs = []
+    for combination in itertools.product(*options):
+        chosen = {op.name: s for op, s in zip(block.ops, combination, strict=True)}
+        try:
+            cost = _cost(block, chosen, cluster, R, 2)
+        except InternalError:
+            continue
+        seconds = _objective(block, cost, recompute=Recompute.NONE, weight=weight)
+        stored = {name: p for name, (p, _) in parameter_states(block, chosen).items()}
+        costs.append((seconds, chosen, stored))
+    for name, strategy in free.strategies.items():
+        found = _solve(block, cluster, R, ranks=2, memory_weight=weight, barred=((name, strategy),))
+        assert found.strategies[name] != strategy
+        best = min(seconds for seconds, chosen, _ in costs if chosen[name] != strategy)
+        assert found.objective == pytest.approx(best, rel=1e-9)
+        assert found.objective >= free.objective
+    for option in (R, Shard(0), Shard(1)):
+        pinned = _solve(block, cluster, R, ranks=2, memory_weight=weight, fixed={"w": option})
+        best = min(seconds for seconds, _, stored in costs if stored["w"] == option)
+        assert pinned.objective == pytest.approx(best, rel=1e-9)
 
 
 def test_finds_megatron_with_sequence_parallelism(llama: BlockClass, cluster: Cluster) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autoplan.capture.source import near_matches
 from autoplan.errors import InputError, UsageError
 from autoplan.ir.fields import Json
+from autoplan.ir.names import near_matches
 
 __all__ = [
     "canonical",
