@@ -209,7 +209,8 @@ def _considered(
     slower = sorted(outcome.slower, key=lambda found: found.bound)
     records: list[CandidateRecord] = []
     seen: set[tuple[object, ...]] = set()
-    for found in (best, *priced, *slower):
+    shown: tuple[Priced | Slower, ...] = (best, *priced, *slower)
+    for found in shown:
         key = (found.configuration.mesh, found.configuration.zero)
         if key in seen or len(records) == _CONSIDERED:
             continue

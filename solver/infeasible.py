@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 
 from autoplan.errors import Detail, InfeasibleError, SolverLimitError
 from autoplan.ir.hardware import Cluster
@@ -21,14 +22,19 @@ _SECONDS_PER_CHANGE = 8.0
 
 
 def infeasible_error(
-    searcher: Searcher, space: list[Configuration], outcome: Outcome, pins: Pins
+    searcher: Searcher,
+    space: Sequence[Configuration],
+    outcome: Outcome,
+    pins: Pins,
+    *,
+    suggest: bool,
 ) -> InfeasibleError:
-    """Error with the shortfall in bytes and the cheapest changes that were found to fit."""
+    """Error with the shortfall in bytes and, to ``suggest`` them, the cheapest changes that fit."""
     problem = searcher.problem
     least = _least_memory(searcher, space, outcome)
     limit = problem.memory_limit
     shortfall = least.peak_memory - limit
-    changes = _changes_that_fit(problem, pins)
+    changes = _changes_that_fit(problem, pins) if suggest else []
     parts: dict[str, Detail] = {
         name: getattr(least.memory, name)
         for name in ("parameters", "gradients", "optimizer", "activations", "transient", "buffers")
@@ -37,7 +43,8 @@ def infeasible_error(
     hint = (
         "fits with: " + "; or ".join(text for text, _ in changes)
         if changes
-        else "try a shorter --seq-len or a larger device; no single change tried here fits"
+        else "try a shorter --seq-len or a larger device"
+        + ("; no single change tried here fits" if suggest else "")
     )
     return InfeasibleError(
         f"no plan fits: the leanest ({least.label()}) needs "
@@ -58,7 +65,7 @@ def infeasible_error(
     )
 
 
-def _least_memory(searcher: Searcher, space: list[Configuration], outcome: Outcome) -> Overflow:
+def _least_memory(searcher: Searcher, space: Sequence[Configuration], outcome: Outcome) -> Overflow:
     searcher.extend_deadline(time.monotonic() + _SECONDS_PER_CHANGE)
     leanest = sorted(space, key=searcher.memory_needed)[:_LEANEST]
     overflows = list(outcome.overflows)

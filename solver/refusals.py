@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from autoplan.errors import SolverLimitError, UsageError
 from autoplan.solver.explore import Outcome
 from autoplan.solver.space import Configuration, Pins
@@ -10,7 +12,7 @@ __all__ = ["no_plan_yet", "require_any"]
 
 
 def require_any(
-    configurations: list[Configuration], pins: Pins, ranks: int, batch: int, blocks: int
+    configurations: Sequence[Configuration], pins: Pins, ranks: int, batch: int, blocks: int
 ) -> None:
     """Raise UsageError when no configuration of a model with ``blocks`` blocks is legal."""
     if configurations:

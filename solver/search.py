@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Protocol
 
-from autoplan.errors import UsageError
 from autoplan.ir.graph import Graph
 from autoplan.ir.hardware import Cluster
-from autoplan.ir.optimizer import UpdateRule, update_rule
 from autoplan.ir.plan import ModelRecord, Plan, WorkloadRecord
 from autoplan.solver.assemble import assemble
 from autoplan.solver.baselines import adopt_better_baseline, price_baselines
-from autoplan.solver.candidates import GraphFamily, Problem
+from autoplan.solver.candidates import GraphFamily
 from autoplan.solver.explore import Outcome, Searcher
 from autoplan.solver.infeasible import infeasible_error
-from autoplan.solver.refusals import no_plan_yet, require_any
-from autoplan.solver.space import Configuration, Pins, configurations, parse_pins, permitted_levels
-from autoplan.solver.timing import Simulator
-from autoplan.units import format_bytes
+from autoplan.solver.prepare import Prepared, prepare
+from autoplan.solver.refusals import no_plan_yet
+from autoplan.solver.space import Configuration
 
-__all__ = ["CapturedModel", "solve"]
+__all__ = ["CapturedModel", "Planner", "solve"]
 
 _BASELINE_SHARE = 0.3
 """Part of the time limit kept for pricing baselines."""
@@ -40,6 +38,90 @@ class CapturedModel(Protocol):
         ...
 
 
+class Planner:
+    """Plans of one captured model, by workload, cluster and memory limit.
+
+    What one search found out serves the next one on the same cluster, whatever its batch and
+    memory limit; plans are those that searches of their own give.
+    """
+
+    def __init__(
+        self, captured: CapturedModel, progress: Callable[[str], None] | None = None
+    ) -> None:
+        self._captured = captured
+        self._progress = progress
+        self._graphs = GraphFamily(captured.at)
+        self._last: Searcher | None = None
+
+    def plan(
+        self,
+        workload: WorkloadRecord,
+        cluster: Cluster,
+        *,
+        pins: Mapping[str, str],
+        time_limit: float = 60.0,
+        gap: float = 0.01,
+        memory_limit: int | None = None,
+        suggest: bool = True,
+    ) -> Plan:
+        """Fastest plan found within ``time_limit`` seconds, with its bound and the baselines.
+
+        The search stops once its plan is surely within ``gap`` (relative) of the best.
+
+        Raises UsageError for pins that can't hold, InfeasibleError when nothing fits in
+        ``memory_limit`` bytes a rank, SolverLimitError when time ran out before any plan.
+        What is infeasible names changes that fit if it is to ``suggest`` them: that takes searches.
+        """
+        started = time.monotonic()
+        prepared = prepare(
+            self._graphs, workload, cluster, pins=pins, gap=gap, memory_limit=memory_limit
+        )
+        searcher = self._searcher(prepared, started + time_limit * (1 - _BASELINE_SHARE))
+        if self._progress is not None:
+            self._progress("first plan: configurations without a model axis")
+        outcome = _search(searcher, prepared.space)
+        end = started + time_limit
+        baselines = price_baselines(searcher, prepared.free, end, self._progress)
+        simulator = searcher.answers.simulator
+        if outcome.best is not None:
+            outcome.best = simulator.fastest([outcome.best, *outcome.priced])
+        baselines = [
+            replace(b, priced=simulator.timed(b.priced)) if b.priced else b for b in baselines
+        ]
+        adopt_better_baseline(outcome, baselines, prepared.pins)
+        if outcome.best is None:
+            if outcome.termination == "time_limit":
+                raise no_plan_yet(outcome, time_limit)
+            if outcome.termination == "interrupted":
+                raise KeyboardInterrupt
+            raise infeasible_error(
+                searcher, prepared.space, outcome, prepared.pins, suggest=suggest
+            )
+        problem = prepared.problem
+        return assemble(
+            self._model,
+            workload,
+            problem.cluster,
+            prepared.pins,
+            outcome,
+            baselines,
+            simulator,
+            problem.memory_limit,
+        )
+
+    @cached_property
+    def _model(self) -> ModelRecord:
+        return self._captured.record()
+
+    def _searcher(self, prepared: Prepared, deadline: float) -> Searcher:
+        problem = replace(prepared.problem, deadline=deadline)
+        if self._last is not None and self._last.answers.serves(problem):
+            self._last = self._last.beside(problem)
+        else:
+            self._last = Searcher(problem, self._progress)
+        return self._last
+
+
 def solve(
     captured: CapturedModel,
     workload: WorkloadRecord,
@@ -49,84 +131,14 @@ def solve(
     time_limit: float = 60.0,
     gap: float = 0.01,
     memory_limit: int | None = None,
-    progress: Callable[[str], None] | None = None,
 ) -> Plan:
-    """Fastest plan found within ``time_limit`` seconds, with its bound and the baselines.
-
-    The search stops once its plan is surely within ``gap`` (relative) of the best.
-
-    Raises UsageError for pins that can't hold, InfeasibleError when nothing fits in
-    ``memory_limit`` bytes a rank, SolverLimitError when time ran out before any plan.
-    """
-    started = time.monotonic()
-    if workload.compile:
-        cluster = replace(cluster, accelerator=replace(cluster.accelerator, compiled=True))
-    limit = _memory_limit(cluster, memory_limit)
-    fixed = parse_pins(pins, cluster.ranks, workload.global_batch)
-    graphs = GraphFamily(captured.at)
-    smallest = graphs[1]
-    if not any(parameter.trainable for parameter in smallest.parameters):
-        raise UsageError(
-            f"{smallest.name} has no trainable parameter among {len(smallest.parameters)}",
-            hint="there is nothing to train: set requires_grad on the parameters to learn",
-        )
-    levels = permitted_levels(smallest, fixed)
-    if not levels:
-        raise UsageError(
-            f"{smallest.name} has recurrent layers, which can't be recomputed selectively",
-            hint="--recompute full, or leave it to the planner",
-        )
-    blocks = len(smallest.instances)
-    update = update_rule(workload.optimizer, master=workload.master_weights == "float32")
-
-    def space_of(allowed: Pins) -> list[Configuration]:
-        everything = configurations(
-            ranks=cluster.ranks,
-            global_batch=workload.global_batch,
-            max_stages=blocks,
-            pins=allowed,
-        )
-        return [c for c in everything if _runs(c, update)]
-
-    space = space_of(fixed)
-    require_any(space, fixed, cluster.ranks, workload.global_batch, blocks)
-    problem = Problem(
-        graphs=graphs,
-        cluster=cluster,
-        global_batch=workload.global_batch,
-        update=update,
-        memory_limit=limit,
-        deadline=started + time_limit * (1 - _BASELINE_SHARE),
-        levels=levels,
-        gap=gap,
-    )
-    searcher = Searcher(problem, progress)
-    if progress is not None:
-        progress("first plan: configurations without a model axis")
-    outcome = _search(searcher, space)
-    baselines = price_baselines(searcher, space_of(Pins({})), started + time_limit, progress)
-    simulator = Simulator(cluster, update)
-    if outcome.best is not None:
-        outcome.best = simulator.fastest([outcome.best, *outcome.priced])
-    baselines = [replace(b, priced=simulator.timed(b.priced)) if b.priced else b for b in baselines]
-    adopt_better_baseline(outcome, baselines, fixed)
-    if outcome.best is None:
-        if outcome.termination == "time_limit":
-            raise no_plan_yet(outcome, time_limit)
-        if outcome.termination == "interrupted":
-            raise KeyboardInterrupt
-        raise infeasible_error(searcher, space, outcome, fixed)
-    return assemble(
-        captured.record(), workload, cluster, fixed, outcome, baselines, simulator, limit
+    """One plan of a `Planner`."""
+    return Planner(captured).plan(
+        workload, cluster, pins=pins, time_limit=time_limit, gap=gap, memory_limit=memory_limit
     )
 
 
-def _runs(configuration: Configuration, update: UpdateRule) -> bool:
-    """Whether the runtime has the update rule: FSDP2's shards are float32 masters themselves."""
-    return update.master or configuration.zero <= 1
-
-
-def _search(searcher: Searcher, space: list[Configuration]) -> Outcome:
+def _search(searcher: Searcher, space: Sequence[Configuration]) -> Outcome:
     """Best of the space; when stopped, no worse than the plan found first."""
     try:
         first = searcher.first_plan(space)
@@ -141,16 +153,3 @@ def _search(searcher: Searcher, space: list[Configuration]) -> Outcome:
         if first not in outcome.priced:
             outcome.priced.append(first)
     return outcome
-
-
-def _memory_limit(cluster: Cluster, asked: int | None) -> int:
-    usable = cluster.accelerator.usable_memory
-    if asked is None:
-        return usable
-    if asked > cluster.accelerator.memory:
-        raise UsageError(
-            f"--memory-limit {format_bytes(asked)} exceeds the "
-            f"{format_bytes(cluster.accelerator.memory)} of {cluster.accelerator.name}",
-            hint=f"the default is {format_bytes(usable)} usable",
-        )
-    return asked
