@@ -323,12 +323,14 @@ def _beside(kernels: float, copies: float, work: float, network: float, cluster:
     """Least seconds of a microbatch's ``work`` and ``copies`` with collectives beside them.
 
     Nothing slows collectives while kernels wait for those of the model axis, ``work - kernels``.
+    Where both slow each other so much that the two in turn take less, they may come in turn.
     """
     waiting = max(0.0, work - kernels)
     slow_down = cluster.accelerator.slow_down
     left = max(0.0, network - waiting)
     busy = work - waiting + copies
-    return waiting + overlapped_time(busy, left, slow_down.compute, slow_down.network)
+    beside = overlapped_time(busy, left, slow_down.compute, slow_down.network)
+    return waiting + min(beside, busy + left)
 
 
 def class_data_times(

@@ -10,16 +10,16 @@ __all__ = ["SIZES", "KiB", "MiB", "Sizes"]
 
 KiB, MiB = 2**10, 2**20
 
-_HOST_WORK = 6, 512, 1024  # about 10 ms of a core
-_DEVICE_WORK = 6, 4096, 4096  # a few ms of an accelerator
+_HOST_WORK = 0.01, 512, 1024
+_DEVICE_WORK = 0.004, 4096, 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
     """Sizes of everything that is measured, and seconds of repeats for each.
 
-    ``attention`` is heads, size of a head and sequence; ``work`` rounds, rows and width of what
-    a rank does between two collectives, some operators of a small block.
+    ``attention`` is heads, size of a head and sequence; ``work`` seconds, rows and width of what a
+    rank does between two collectives, some operators of a small block.
     """
 
     budget: float
@@ -30,7 +30,7 @@ class Sizes:
     reference: int
     overlap: int
     units: tuple[UnitSize, ...]
-    work: tuple[int, int, int]
+    work: tuple[float, int, int]
 
 
 SIZES = {

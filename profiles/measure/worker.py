@@ -72,9 +72,13 @@ class _Bench:
         self._budget = sizes.budget
         x = torch.randn(sizes.reference, sizes.reference, device=device.place).to(device.usual)
         self._kernel: Callable[[], object] = lambda: torch.mm(x, x)
-        self._rounds, rows, width = sizes.work
+        seconds, rows, width = sizes.work
         self._rows = torch.randn(rows, width // 4, device=device.place)
         self._weight = torch.randn(width // 4, width, device=device.place)
+        self._rounds = 1
+        self._work()
+        (once,) = self.together(min(timed(device, self._work) for _ in range(3)))
+        self._rounds = max(1, round(seconds / once))
 
     def say(self, text: str) -> None:
         if self.rank == 0:

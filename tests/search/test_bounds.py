@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
 from autoplan.capture import Captured, capture, load_model
 from autoplan.costs.data_parallel import DataParallelTimes
 from autoplan.ir.optimizer import UPDATE_RULES
+from autoplan.ir.overlap import SlowDown
 from autoplan.ir.recompute import Recompute
 from autoplan.profiles import load_cluster
 from autoplan.simulate import simulate_pipeline
@@ -21,8 +23,9 @@ from autoplan.solver.bounds import (
     pipeline_bound,
     stage_limits,
 )
+from autoplan.solver.explore import BoundLevel
 from autoplan.solver.pricing import Priced
-from autoplan.solver.space import configurations, parse_pins
+from autoplan.solver.space import Pins, configurations, parse_pins
 from tests.search.searchers import searcher_of
 
 ADAMW = UPDATE_RULES["adamw"]
@@ -124,3 +127,16 @@ def test_stages_hold_what_bounds_say(small_model: Captured, schedule: str, level
         )
         limit = priced.peak_memory
         assert kept <= kept_room(size, one, searcher.itemsize, limit, update=ADAMW)
+
+
+@pytest.mark.parametrize("slow", [(1.0, 1.0), (1.2, 1.5), (2.3, 2.0), (4.0, 4.0)])
+def test_bounds_are_below_prices_however_much_overlap_costs(small_model: Captured, slow) -> None:
+    cluster = load_cluster("4xv100")
+    accelerator = replace(cluster.accelerator, slow_down=SlowDown(*slow))
+    searcher = searcher_of(small_model, replace(cluster, accelerator=accelerator))
+    space = configurations(ranks=4, global_batch=8, max_stages=5, pins=Pins({}))
+    for one in space:
+        priced = searcher.result(one)
+        assert isinstance(priced, Priced)
+        for level in BoundLevel:
+            assert searcher.bound(one, level) <= priced.step_time * (1 + 1e-9), one.label()
