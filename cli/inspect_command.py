@@ -6,7 +6,7 @@ import argparse
 from typing import TextIO
 
 from autoplan.cli.outcome import Outcome, Progress
-from autoplan.cli.solve_command import DTYPES, overrides, sequence_length
+from autoplan.cli.planning import DTYPES, overrides, sequence_length
 
 __all__ = ["run"]
 

@@ -14,18 +14,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from autoplan._version import __version__
-from autoplan.cli.pin_options import add_pins
-from autoplan.cli.values import (
-    assignment,
-    count,
-    loader_rate,
-    one_of,
-    positive,
-    positives,
-    seconds,
-    share,
-    size,
-)
+from autoplan.cli.planning_options import configuration, model, seq_len, solve, sweep, trust
+from autoplan.cli.values import count, one_of, positive, positives, seconds
 from autoplan.errors import UsageError
 
 __all__ = ["COMMANDS", "build_parser", "parse"]
@@ -59,6 +49,14 @@ examples:
   autoplan solve llama3-8b --cluster 8xh100 --global-batch 64 --seq-len 4096 --tp 2,4 \\
       --pin 'model.layers.*.mlp.up_proj.weight=Shard(0)'"""
 
+SWEEP_EXAMPLES = """\
+examples:
+  autoplan sweep llama3-8b --cluster 1..16x8xh100 --global-batch 512 --seq-len 4096
+  autoplan sweep llama3-8b --cluster 1,2,3x8xh100 --global-batch 384 --objective knee
+  autoplan sweep gpt2-xl --cluster 8xh100 --global-batch 64 --memory-limit 20GB..80GB:7
+  autoplan sweep gpt2-xl --cluster 8xh100 --global-batch 64..1024 --objective cost \\
+    --price-per-hour 2.5 -o plans"""
+
 PROFILE_EXAMPLES = """\
 examples:
   autoplan profile --cluster cpu:2 -o cpu.json
@@ -68,8 +66,11 @@ examples:
 
 A run that was cut off goes on where it stopped; a later one measures only what is new."""
 
+EXAMPLES_OF = {"solve": SOLVE_EXAMPLES, "sweep": SWEEP_EXAMPLES, "profile": PROFILE_EXAMPLES}
+
 COMMANDS = {
     "solve": "find the fastest plan that fits, and write its program",
+    "sweep": "solve for many cluster sizes, memory limits or batches, and compare",
     "inspect": "print what a model is made of, without solving",
     "show": "print the report of a plan",
     "explain": "say why a plan is as it is, and what the runner-up costs",
@@ -99,6 +100,8 @@ _FOREIGN = {
     "--train-micro-batch-size-per-gpu": "--micro-batch-size",
     "--zero-stage": "--zero",
     "--output": "-o",
+    "--objective": "autoplan sweep --objective",
+    "--price-per-hour": "autoplan sweep --price-per-hour",
 }
 
 
@@ -144,8 +147,8 @@ def _normalised(argv: Sequence[str], parser: _Parser) -> list[str]:
 
 
 def _near(word: str, known: Sequence[str] | set[str] | dict[str, str]) -> str:
-    names = {name.lstrip("-"): name for name in sorted(known)}
-    names |= {name.lstrip("-"): target for name, target in _FOREIGN.items()}
+    names = {name.lstrip("-"): target for name, target in _FOREIGN.items()}
+    names |= {name.lstrip("-"): name for name in sorted(known)}
     match = difflib.get_close_matches(word.lstrip("-"), names, n=1, cutoff=0.6)
     return f"did you mean {names[match[0]]}?" if match else ""
 
@@ -160,7 +163,8 @@ def build_parser() -> tuple[_Parser, dict[str, _Parser]]:
     top.add_argument("--version", action="version", version=f"autoplan {__version__}")
     sub = top.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     add: dict[str, Callable[[argparse.ArgumentParser], None]] = {
-        "solve": _solve,
+        "solve": solve,
+        "sweep": sweep,
         "inspect": _inspect,
         "show": _show,
         "explain": _explain,
@@ -174,7 +178,7 @@ def build_parser() -> tuple[_Parser, dict[str, _Parser]]:
     }
     parsers = {}
     for name, text in COMMANDS.items():
-        examples = {"solve": SOLVE_EXAMPLES, "profile": PROFILE_EXAMPLES}.get(name)
+        examples = EXAMPLES_OF.get(name)
         epilog = f"{examples}\n\n{EXIT_CODES}" if examples else EXIT_CODES
         parser = sub.add_parser(
             name,
@@ -198,88 +202,9 @@ def _output(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _solve(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        help="built-in name (llama3-8b), config.json or its folder, or file.py:factory",
-    )
-    work = parser.add_argument_group("what is trained, and where")
-    work.add_argument(
-        "--cluster",
-        required=True,
-        metavar="SPEC",
-        help="8xh100, 16x8xh100 (nodes x ranks), cpu:2, or a cluster file",
-    )
-    work.add_argument(
-        "--global-batch", required=True, type=positive, metavar="N", help="sequences a step"
-    )
-    _seq_len(work)
-    work.add_argument(
-        "--dtype",
-        type=one_of("bf16", "fp32"),
-        metavar="{bf16,fp32}",
-        help="default: bf16, fp32 on a CPU or where the device has no bf16",
-    )
-    work.add_argument(
-        "--optimizer",
-        type=one_of("adamw", "adamw-bf16", "adamw-8bit", "sgd", "sgd-momentum"),
-        default="adamw",
-        metavar="NAME",
-        help="adamw (default), adamw-bf16 or adamw-8bit (smaller moments), sgd, sgd-momentum",
-    )
-    work.add_argument(
-        "--master-weights",
-        type=one_of("float32", "none"),
-        default="float32",
-        metavar="{float32,none}",
-        help="of bf16 models; none: bf16 alone, rounded stochastically, at ZeRO 0 and 1",
-    )
-    work.add_argument(
-        "--compile", action="store_true", help="price and run blocks under torch.compile"
-    )
-    work.add_argument(
-        "--profile", type=Path, metavar="FILE", help="of autoplan profile or calibrate"
-    )
-    work.add_argument(
-        "--loader-rate",
-        type=loader_rate,
-        metavar="RATE",
-        help='what the loaders of one node give, e.g. "1200 samples/s", or a file of '
-        "autoplan profile --loader",
-    )
-    _configuration(work)
-    add_pins(parser.add_argument_group("decisions to fix (default: the planner chooses)"))
-    limits = parser.add_argument_group("limits")
-    limits.add_argument(
-        "--time-limit",
-        type=seconds,
-        default=60.0,
-        metavar="SECONDS",
-        help="for the search (default: 60); the best plan so far is kept",
-    )
-    limits.add_argument(
-        "--gap",
-        type=share,
-        default=0.01,
-        metavar="SHARE",
-        help='stop when no plan can be faster by more, e.g. "0.5%%" or 0.005 (default: 1%%)',
-    )
-    limits.add_argument(
-        "--memory-limit", type=size, metavar="SIZE", help='of a rank, e.g. "70 GiB"'
-    )
-    parser.add_argument(
-        "-o", dest="output", type=Path, metavar="DIR", help="write the program and plan.json here"
-    )
-
-
 def _inspect(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        help="built-in name (llama3-8b), config.json or its folder, or file.py:factory",
-    )
-    _seq_len(parser)
+    model(parser)
+    seq_len(parser)
     parser.add_argument(
         "--tp", type=positive, metavar="N", help="ranks that share an operator (default: 2)"
     )
@@ -289,34 +214,7 @@ def _inspect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", type=one_of("bf16", "fp32"), metavar="{bf16,fp32}", help="default: bf16"
     )
-    _configuration(parser)
-
-
-def _seq_len(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
-        "--seq-len",
-        type=positive,
-        metavar="S",
-        help="tokens a sequence (default: the longest the model's configuration allows)",
-    )
-
-
-def _configuration(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
-        "--set",
-        action="append",
-        type=assignment,
-        default=[],
-        metavar="KEY=VALUE",
-        help="override one field of the model's configuration; may be repeated",
-    )
-    _trust(parser)
-
-
-def _trust(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
-        "--trust-remote-code", action="store_true", help="run code that comes with the model"
-    )
+    configuration(parser)
 
 
 def _plan(parser: argparse.ArgumentParser) -> None:
@@ -344,7 +242,7 @@ def _explain(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="for the search that a degree takes (default: 30)",
     )
-    _trust(parser)
+    trust(parser)
 
 
 def _emit(parser: argparse.ArgumentParser) -> None:
@@ -367,7 +265,7 @@ def _verify(parser: argparse.ArgumentParser) -> None:
         default="float32",
         help="precision of both runs: tolerance 1e-5 or 1e-10",
     )
-    _trust(parser)
+    trust(parser)
 
 
 def _profile(parser: argparse.ArgumentParser) -> None:
@@ -419,11 +317,11 @@ def _profile(parser: argparse.ArgumentParser) -> None:
         help="only these microbatch sizes",
     )
     work.add_argument("--tp", type=positives, metavar="N,...", help="only these degrees of tp")
-    _seq_len(work)
+    seq_len(work)
     work.add_argument(
         "--dtype", type=one_of("bf16", "fp32"), metavar="{bf16,fp32}", help="default: fp32"
     )
-    _configuration(work)
+    configuration(work)
 
 
 def _calibrate(parser: argparse.ArgumentParser) -> None:

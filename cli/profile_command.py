@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from autoplan.cli.outcome import Outcome, Progress
-from autoplan.cli.solve_command import DTYPES, overrides, sequence_length
+from autoplan.cli.planning import DTYPES, overrides, sequence_length
 from autoplan.cli.writable import require_writable_place
 from autoplan.errors import InputError, UsageError
 

@@ -17,6 +17,7 @@ __all__ = [
     "one_of",
     "positive",
     "positives",
+    "price",
     "seconds",
     "share",
     "size",
@@ -79,6 +80,17 @@ def seconds(text: str) -> float:
         value = 0.0
     if not 0.0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return value
+
+
+def price(text: str) -> float:
+    """An amount of money above 0, in any currency."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a price above 0: write 2.5")
     return value
 
 

@@ -1,6 +1,7 @@
 """Prices of configurations: the fastest strategies where they fit, else a mixture of choices.
 
-What is asked of the blocks of one configuration is kept, as are prices.
+What is asked of the blocks of one configuration is kept, as are prices. Whatever neither the
+batch nor the memory limit changes is in `Answers`, which many problems may share.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from autoplan.costs.data_parallel import DataParallelTimes
 from autoplan.costs.memory import state_bytes
 from autoplan.errors import SolverLimitError
 from autoplan.ir.graph import Graph, dtype_size
@@ -21,12 +23,13 @@ from autoplan.schedules import SPLIT
 from autoplan.solver.blocks import BlockPricer, ModelPoint, Question
 from autoplan.solver.bounds import ModelSize, Roofline, model_size, roofline
 from autoplan.solver.frames import Frame, class_counts
-from autoplan.solver.mixture import mix_points
+from autoplan.solver.mixture import Mixture
 from autoplan.solver.pricing import Found, Overflow, Priced, Slower, better, parameter_time
 from autoplan.solver.space import Configuration
 from autoplan.solver.sweep import Ranges
+from autoplan.solver.timing import Simulator
 
-__all__ = ["Candidates", "GraphFamily", "Problem"]
+__all__ = ["Answers", "Candidates", "GraphFamily", "Problem"]
 
 _LEAN = 30.0
 """Weight of memory at which strategies hold next to the least."""
@@ -69,15 +72,55 @@ class Problem:
     stages: Ranges = ()
 
 
+class Answers:
+    """What is known of some graphs on a machine, whatever the batch and the memory limit.
+
+    Each is the answer of a function of nothing else, so problems that share them are solved as
+    they would be alone.
+    """
+
+    def __init__(self, graphs: GraphFamily, cluster: Cluster, update: UpdateRule) -> None:
+        self._graphs, self._cluster, self._update = graphs, cluster, update
+        self.blocks = BlockPricer(graphs, cluster)
+        self.simulator = Simulator(cluster, update)
+        self.sizes: dict[int, ModelSize] = {}
+        self.rooflines: dict[int, Roofline] = {}
+        self.data_times: dict[object, list[DataParallelTimes]] = {}
+        self._mixtures: dict[tuple[Configuration, tuple[int, ...], Ranges], Mixture] = {}
+
+    def serves(self, problem: Problem) -> bool:
+        """Whether a problem is about the same graphs, machine and optimizer."""
+        return (
+            problem.graphs is self._graphs
+            and problem.update == self._update
+            and problem.cluster == self._cluster
+        )
+
+    def mixture(
+        self, configuration: Configuration, points: Sequence[ModelPoint], stages: Ranges = ()
+    ) -> Mixture:
+        """Prices of a configuration with those points of a frame, and stages if they are given."""
+        # A mixture holds its points, so their ids stay their own.
+        key = (configuration, tuple(map(id, points)), stages)
+        if key not in self._mixtures:
+            self._mixtures[key] = Mixture(
+                self._graphs[configuration.micro_batch_size],
+                configuration,
+                points,
+                self._cluster,
+                update=self._update,
+                stages=stages,
+            )
+        return self._mixtures[key]
+
+
 class Candidates:
     """Sizes, points and prices of one problem's configurations, each worked out once."""
 
-    def __init__(self, problem: Problem, blocks: BlockPricer | None = None) -> None:
+    def __init__(self, problem: Problem, answers: Answers | None = None) -> None:
         self.problem = problem
-        pricer = blocks or BlockPricer(problem.graphs, problem.cluster)
-        self.blocks = pricer.storing(problem.stored)
-        self._sizes: dict[int, ModelSize] = {}
-        self._rooflines: dict[int, Roofline] = {}
+        self.answers = answers or Answers(problem.graphs, problem.cluster, problem.update)
+        self.blocks = self.answers.blocks.storing(problem.stored)
         self._results: dict[Configuration, Priced | Overflow] = {}
 
     @property
@@ -91,9 +134,10 @@ class Candidates:
 
     def size(self, micro_batch_size: int) -> ModelSize:
         """Whole-model sums at that microbatch size."""
-        if micro_batch_size not in self._sizes:
-            self._sizes[micro_batch_size] = model_size(self.problem.graphs[micro_batch_size])
-        return self._sizes[micro_batch_size]
+        sizes = self.answers.sizes
+        if micro_batch_size not in sizes:
+            sizes[micro_batch_size] = model_size(self.problem.graphs[micro_batch_size])
+        return sizes[micro_batch_size]
 
     def levels(self, configuration: Configuration) -> tuple[Recompute, ...]:
         """Recompute levels that its blocks may take: none where it would run twice a backward."""
@@ -102,15 +146,16 @@ class Candidates:
 
     def sized(self, micro_batch_size: int) -> bool:
         """Whether those sums were worked out before."""
-        return micro_batch_size in self._sizes
+        return micro_batch_size in self.answers.sizes
 
     def roofline(self, micro_batch_size: int) -> Roofline:
         """Least work of the model at that microbatch size."""
-        if micro_batch_size not in self._rooflines:
-            self._rooflines[micro_batch_size] = roofline(
+        rooflines = self.answers.rooflines
+        if micro_batch_size not in rooflines:
+            rooflines[micro_batch_size] = roofline(
                 self.problem.graphs[micro_batch_size], self.problem.cluster.accelerator
             )
-        return self._rooflines[micro_batch_size]
+        return rooflines[micro_batch_size]
 
     def result(self, configuration: Configuration, enough: float = math.inf) -> Found:
         """Price of a configuration, or that no price of it is below ``enough`` seconds."""
@@ -256,17 +301,8 @@ class Candidates:
         only_fastest: bool = False,
     ) -> Found:
         """Best price of a configuration whose blocks each take one of those points of a frame."""
-        return mix_points(
-            self.graph(configuration),
-            configuration,
-            points,
-            self.problem.cluster,
-            update=self.problem.update,
-            memory_limit=self.problem.memory_limit,
-            enough=enough,
-            only_fastest=only_fastest,
-            stages=self.problem.stages,
-        )
+        mixture = self.answers.mixture(configuration, points, self.problem.stages)
+        return mixture.best(self.problem.memory_limit, enough=enough, only_fastest=only_fastest)
 
     def _with_fewer_parameters(self, configuration: Configuration, fastest: Priced) -> Priced:
         """The faster of a plan and of that for strategies which mind the end of the step.

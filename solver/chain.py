@@ -89,10 +89,14 @@ class Chain:
         turns: int = 0,
     ) -> None:
         index: dict[tuple[Point, ...], int] = {}
+        numbers: dict[int, int] = {}  # by identity: blocks of a class have the very same points
+        for item in items:
+            if id(item.points) not in numbers:
+                numbers[id(item.points)] = index.setdefault(item.points, len(index))
         self.items = tuple(items)
         self.microbatches = microbatches
         self.turns = turns or microbatches
-        self.class_of = np.array([index.setdefault(item.points, len(index)) for item in items])
+        self.class_of = np.array([numbers[id(item.points)] for item in items])
         self.classes = tuple(index)
         self.counts = np.zeros((len(items) + 1, len(index)), dtype=np.int64)
         self.counts[np.arange(1, len(items) + 1), self.class_of] = 1

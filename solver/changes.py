@@ -73,7 +73,7 @@ def fitting_changes(searcher: Searcher, pins: Pins, *, budget: float = BUDGET) -
             space = pinned_space(changed, change.pins)
             if not space or not changed.levels:
                 continue
-            same = changed.cluster is searcher.problem.cluster
+            same = searcher.answers.serves(changed)
             beside = searcher.beside(changed) if same else Searcher(changed)
             outcome = beside.run(space)
             if outcome.termination == "interrupted":

@@ -19,7 +19,7 @@ from autoplan.costs.data_parallel import DataParallelTimes
 from autoplan.errors import InternalError, SolverLimitError
 from autoplan.ir.placement import Replicate
 from autoplan.ir.recompute import Recompute
-from autoplan.solver.blocks import BlockPricer, Line
+from autoplan.solver.blocks import Line
 from autoplan.solver.bounds import (
     class_data_times,
     kept_room,
@@ -32,7 +32,7 @@ from autoplan.solver.bounds import (
     total_times,
     update_bound,
 )
-from autoplan.solver.candidates import Candidates, Problem
+from autoplan.solver.candidates import Answers, Candidates, Problem
 from autoplan.solver.chain_bound import relaxed_bound
 from autoplan.solver.first_plan import FirstPlan
 from autoplan.solver.pricing import Overflow, Priced, Slower
@@ -81,17 +81,17 @@ class Searcher(Candidates):
         self,
         problem: Problem,
         progress: Progress | None = None,
-        blocks: BlockPricer | None = None,
+        answers: Answers | None = None,
     ) -> None:
-        super().__init__(problem, blocks)
+        super().__init__(problem, answers)
         self._progress = progress
-        self._data: dict[object, list[DataParallelTimes]] = {}
         self._reported = time.monotonic()
         self.fallback: Priced | None = None
 
     def beside(self, problem: Problem) -> Searcher:
-        """Another problem with the same models and machine, which shares answers about blocks."""
-        return Searcher(problem, self._progress, self.blocks)
+        """Another problem about the same graphs, machine and optimizer, which shares answers."""
+        assert self.answers.serves(problem)
+        return Searcher(problem, self._progress, self.answers)
 
     def run(
         self,
@@ -386,14 +386,15 @@ class Searcher(Candidates):
     def _data_times(self, configuration: Configuration) -> list[DataParallelTimes]:
         """Seconds of the data-parallel collectives of a copy of each class."""
         key = (configuration.mesh, configuration.zero, configuration.sync)
-        if key not in self._data:
-            self._data[key] = class_data_times(
+        known = self.answers.data_times
+        if key not in known:
+            known[key] = class_data_times(
                 self.size(configuration.micro_batch_size),
                 configuration,
                 self.problem.cluster,
                 self.itemsize,
             )
-        return self._data[key]
+        return known[key]
 
     def _report(self, outcome: Outcome, bound: float, phase: str) -> None:
         now = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -79,10 +80,14 @@ def class_counts(graph: Graph) -> list[int]:
 @by_identity(64)
 def shared_parameters(graph: Graph) -> dict[str, list[tuple[int, str]]]:
     """FQN to (class, local name) of its uses, for parameters that more than one class uses."""
+    times = Counter(fqn for instance in graph.instances for fqn in instance.parameters)
+    several = {fqn for fqn, count in times.items() if count > 1}
     uses: dict[str, list[tuple[int, str]]] = {}
-    for instance in graph.instances:
+    for instance in graph.instances if several else ():
         block = graph.block_class(instance)
         for local, fqn in zip(block.parameters, instance.parameters, strict=True):
+            if fqn not in several:
+                continue
             entry = (instance.block_class, local)
             if entry not in uses.setdefault(fqn, []):
                 uses[fqn].append(entry)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autoplan.costs.memory import state_bytes
@@ -11,7 +12,7 @@ from autoplan.errors import Detail, InfeasibleError, SolverLimitError
 from autoplan.ir.graph import dtype_size
 from autoplan.solver.between import local_counts
 from autoplan.solver.candidates import Problem
-from autoplan.solver.changes import BUDGET, fitting_changes
+from autoplan.solver.changes import BUDGET, Tried, fitting_changes
 from autoplan.solver.explore import Outcome, Searcher
 from autoplan.solver.pieces import pieces
 from autoplan.solver.pricing import Overflow
@@ -36,12 +37,21 @@ class BlockShare:
 
 
 def infeasible_error(
-    searcher: Searcher, space: list[Configuration], outcome: Outcome, pins: Pins
+    searcher: Searcher,
+    space: Sequence[Configuration],
+    outcome: Outcome,
+    pins: Pins,
+    *,
+    suggest: bool,
 ) -> InfeasibleError:
-    """Error with the shortfall in bytes, who holds most, and the cheapest changes that fit."""
+    """Error with the shortfall in bytes and who holds most.
+
+    To ``suggest`` them, with the cheapest changes that fit.
+    """
     problem = searcher.problem
     least = leanest(searcher, space, outcome)
-    tried = fitting_changes(searcher, pins)
+    nothing = Tried(fitting=(), failing=(), untried=())
+    tried = fitting_changes(searcher, pins) if suggest else nothing
     hint = (
         "fits with: "
         + "; or ".join(
@@ -49,9 +59,7 @@ def infeasible_error(
             for found in tried.fitting[:_SHOWN]
         )
         if tried.fitting
-        else "no single change tried fits: "
-        + ", ".join(tried.failing)
-        + "; try a shorter --seq-len"
+        else _nothing_fits(tried.failing)
     )
     details: dict[str, Detail] = {
         "memory_limit": problem.memory_limit,
@@ -105,6 +113,13 @@ def infeasible_error(
     )
 
 
+def _nothing_fits(failing: Sequence[str]) -> str:
+    shorter = "try a shorter --seq-len"
+    if not failing:
+        return f"{shorter} or a larger device"
+    return f"no single change tried fits: {', '.join(failing)}; {shorter}"
+
+
 def _share_text(share: BlockShare) -> str:
     blocks = f" ({share.blocks} blocks)" if share.blocks > 1 else ""
     return f"{share.name}{blocks} {format_bytes(share.state + share.kept)}"
@@ -141,7 +156,7 @@ def block_shares(least: Overflow, problem: Problem) -> list[BlockShare]:
     return sorted(found.values(), key=lambda share: -(share.state + share.kept))
 
 
-def leanest(searcher: Searcher, space: list[Configuration], outcome: Outcome) -> Overflow | int:
+def leanest(searcher: Searcher, space: Sequence[Configuration], outcome: Outcome) -> Overflow | int:
     """The plan that needs the least memory, or only the least bytes that any needs."""
     searcher.extend_deadline(time.monotonic() + _SECONDS)
     lean = sorted(space, key=searcher.memory_needed)[:_LEANEST]

@@ -122,16 +122,19 @@ def chain_items(
     """Blocks as the cut takes them, each with the choice of one of the ``points``."""
     uses = Counter(fqn for instance in graph.instances for fqn in instance.parameters)
     items = []
+    made: dict[tuple[int, int], tuple[Point, ...]] = {}
     for position, instance in enumerate(graph.instances):
         index = instance.block_class
         counts = local_counts(points[0], instance)
         tied = {fqn: count for fqn, count in counts.items() if uses[fqn] > 1}
+        key = (index, sum(tied.values()))
+        if key not in made:
+            made[key] = tuple(
+                _point(part.times[index], part.memories[index], key[1], settings) for part in parts
+            )
         items.append(
             ChainItem(
-                points=tuple(
-                    _point(part.times[index], part.memories[index], sum(tied.values()), settings)
-                    for part in parts
-                ),
+                points=made[key],
                 boundary=parts[0].memories[index].boundary_out,
                 send=sends[position] if position < len(sends) else 0.0,
                 tied=tuple(

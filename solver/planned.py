@@ -20,7 +20,7 @@ from autoplan.solver.inter import StageCut
 from autoplan.solver.intra import BlockSolution
 from autoplan.solver.linear import Termination
 from autoplan.solver.placement_pins import parse_placement_pin, pinned_storage
-from autoplan.solver.pricing import Priced, price
+from autoplan.solver.pricing import Appraisal, Priced
 from autoplan.solver.space import PIN_NAMES, Configuration
 from autoplan.solver.timing import Simulator
 
@@ -89,15 +89,15 @@ class PlannedModel:
             solutions, costs = list(point.solutions), list(point.costs)
             solutions[index], costs[index] = solution, cost
             point = replace(point, solutions=tuple(solutions), costs=tuple(costs))
-        found = price(
+        appraisal = Appraisal(
             self.graph,
             self.configuration,
             point,
             self.cluster,
             update=self.update,
-            memory_limit=_UNLIMITED,
             cut=self._cut,
         )
+        found = appraisal.found(memory_limit=_UNLIMITED)
         assert isinstance(found, Priced)
         return self._simulator.timed(found)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 
 from autoplan.costs.data_parallel import data_parallel_times
@@ -34,6 +35,7 @@ from autoplan.solver.space import Configuration
 from autoplan.solver.sweep import Ranges
 
 __all__ = [
+    "Appraisal",
     "Found",
     "Overflow",
     "Priced",
@@ -45,7 +47,6 @@ __all__ = [
     "memories_of",
     "messages_of",
     "parameter_time",
-    "price",
 ]
 
 
@@ -167,50 +168,95 @@ def better(first: Found, second: Found) -> Found:
     return min(overflows, key=lambda found: found.peak_memory)
 
 
-def price(
-    graph: Graph,
-    configuration: Configuration,
-    point: ModelPoint,
-    cluster: Cluster,
-    *,
-    update: UpdateRule,
-    memory_limit: int,
-    cut: StageCut,
-    enough: float = math.inf,
-) -> Priced | Overflow | Slower:
-    """Price of a configuration with those strategies and that cut, if it is below ``enough``."""
-    blocks = pieces(graph, configuration, point, cluster)
-    shared_time, _ = shared_costs(graph, cluster)
-    memories = rank_memories(graph, configuration, point, blocks, cut, cluster, update)
-    worst = max(memories, key=lambda memory: memory.peak)
-    if worst.peak > memory_limit:
-        return Overflow(
-            graph=graph,
-            configuration=configuration,
-            point=point,
-            ranges=cut.ranges,
-            levels=_levels(graph, point),
-            peak_memory=worst.peak,
-            memory=worst,
-            stages=memories,
+class Appraisal:
+    """A configuration with given strategies and cut: what it holds and takes, found once.
+
+    A memory limit, or a time that is to be beaten, only decides how much of that is asked.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        configuration: Configuration,
+        point: ModelPoint,
+        cluster: Cluster,
+        *,
+        update: UpdateRule,
+        cut: StageCut,
+    ) -> None:
+        self._graph, self._configuration, self._point = graph, configuration, point
+        self._cluster, self._update, self._cut = cluster, update, cut
+        self._blocks = pieces(graph, configuration, point, cluster)
+
+    def found(self, *, memory_limit: int, enough: float = math.inf) -> Found:
+        """Price if it fits in ``memory_limit`` bytes and may be below ``enough`` seconds."""
+        worst = max(self._memories, key=lambda memory: memory.peak)
+        levels = _levels(self._graph, self._point)
+        if worst.peak > memory_limit:
+            return Overflow(
+                graph=self._graph,
+                configuration=self._configuration,
+                point=self._point,
+                ranges=self._cut.ranges,
+                levels=levels,
+                peak_memory=worst.peak,
+                memory=worst,
+                stages=self._memories,
+            )
+        if self._least >= enough:
+            return Slower(
+                configuration=self._configuration,
+                levels=levels,
+                bound=self._least,
+                stages=self._memories,
+            )
+        return self._priced
+
+    @cached_property
+    def _memories(self) -> tuple[StageMemory, ...]:
+        return rank_memories(
+            self._graph,
+            self._configuration,
+            self._point,
+            self._blocks,
+            self._cut,
+            self._cluster,
+            self._update,
         )
-    times = [
-        _stage_time(graph, configuration, point, blocks, *span, shared_time, cluster)
-        for span in cut.ranges
-    ]
-    updates = optimizer_times(graph, configuration, point, cluster, cut, update)
-    optimizer = max(updates) + scalar_time(configuration, cluster)
-    least = optimizer + _least_time(configuration, times)
-    if least >= enough:
-        return Slower(
-            configuration=configuration,
-            levels=_levels(graph, point),
-            bound=least,
-            stages=memories,
+
+    @cached_property
+    def _times(self) -> list[StageTime]:
+        shared, _ = shared_costs(self._graph, self._cluster)
+        graph, configuration, point = self._graph, self._configuration, self._point
+        return [
+            _stage_time(graph, configuration, point, self._blocks, *span, shared, self._cluster)
+            for span in self._cut.ranges
+        ]
+
+    @cached_property
+    def _optimizer(self) -> float:
+        updates = optimizer_times(
+            self._graph, self._configuration, self._point, self._cluster, self._cut, self._update
         )
-    return _finish(
-        graph, configuration, point, cluster, cut, blocks.times, times, memories, optimizer
-    )
+        return max(updates) + scalar_time(self._configuration, self._cluster)
+
+    @cached_property
+    def _least(self) -> float:
+        return self._optimizer + _least_time(self._configuration, self._times)
+
+    @cached_property
+    def _priced(self) -> Priced:
+        return _finish(
+            self._graph,
+            self._configuration,
+            self._point,
+            self._cluster,
+            self._cut,
+            self._blocks.times,
+            self._times,
+            self._memories,
+            self._optimizer,
+        )
 
 
 def _levels(graph: Graph, point: ModelPoint) -> tuple[Recompute, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from autoplan.errors import SolverLimitError, UsageError
@@ -16,7 +17,7 @@ from autoplan.solver.space import Configuration, Pins
 __all__ = ["no_plan_yet", "refuse_split", "require_any"]
 
 
-def require_any(configurations: list[Configuration], problem: Problem, pins: Pins) -> None:
+def require_any(configurations: Sequence[Configuration], problem: Problem, pins: Pins) -> None:
     """Raise UsageError when no configuration of a problem is legal."""
     if configurations:
         return

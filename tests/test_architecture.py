@@ -48,7 +48,7 @@ ONLY_IN = {
     "transformers": ("capture",),
     "pulp": ("solver.lp",),
     "highspy": ("solver.highs",),
-    "rich": ("cli", "report.terminal"),
+    "rich": ("cli", "report.text"),
 }
 
 

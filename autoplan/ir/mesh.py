@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 __all__ = ["Group", "Mesh", "MeshAxis", "spread"]
 
@@ -96,6 +97,7 @@ class Mesh:
         order = list(MeshAxis)
         return math.prod(degrees[inner] for inner in order[order.index(axis) + 1 :])
 
+    @lru_cache(4096)  # noqa: B019 - meshes are small and few
     def group(
         self, axis: MeshAxis, sizes: Sequence[int], *, through: MeshAxis | None = None
     ) -> Group:

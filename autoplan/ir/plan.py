@@ -367,6 +367,21 @@ class Plan(PlanRecord):
         return self.prediction.step_time if calibration is None else calibration.step_time
 
     @property
+    def effective_step_time(self) -> float:
+        """Seconds from step to step: of the step, or of its input where that takes longer."""
+        step_time = self.expected_step_time
+        return step_time if self.input is None else max(step_time, self.input.step_time)
+
+    @property
+    def expected_peak_memory(self) -> int:
+        """Bytes on the fullest rank: as predicted, corrected by runs if any."""
+        return (
+            self.prediction.peak_memory
+            if self.calibration is None
+            else (self.calibration.peak_memory)
+        )
+
+    @property
     def is_input_bound(self) -> bool:
         """Whether a step's input takes longer than the step."""
         return self.input is not None and self.input.step_time > self.expected_step_time

@@ -56,8 +56,11 @@ def split_classes(graph: Graph, picks: Sequence[Pick]) -> Variants[Pick]:
             classes.append(replace(block, name=name) if number else block)
             origins.append(origin)
     instances = tuple(
-        replace(instance, block_class=chosen[instance.block_class][pick])
-        for instance, pick in zip(graph.instances, picks, strict=True)
+        instance if index == instance.block_class else replace(instance, block_class=index)
+        for instance, index in (
+            (instance, chosen[instance.block_class][pick])
+            for instance, pick in zip(graph.instances, picks, strict=True)
+        )
     )
     return Variants(
         graph=replace(graph, classes=tuple(classes), instances=instances),

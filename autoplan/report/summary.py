@@ -140,6 +140,6 @@ def _input(plan: Plan) -> dict[str, object] | None:
         "bound": plan.is_input_bound,
         "samples_per_second": plan.workload.global_batch / plan.input.step_time,
         "plan_samples_per_second": plan.workload.global_batch / plan.expected_step_time,
-        "effective_step_time": max(plan.input.step_time, plan.expected_step_time),
+        "effective_step_time": plan.effective_step_time,
         "message": input_message(plan),
     }

@@ -5,18 +5,14 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TextIO
-
-from rich.console import Console
-from rich.text import Text
 
 from autoplan.ir.levels import level_runs
 from autoplan.ir.plan import Plan
 from autoplan.report.sharding import BlockSharding, block_shardings, padded_parameters
 from autoplan.report.summary import input_message, pin_cost_message, provenance_counts
+from autoplan.report.text import ASCII, UNICODE, Glyphs, joined, print_lines, row
 from autoplan.report.timeline import stage_waits
 from autoplan.schedules import ranks_of_stages
 from autoplan.units import format_bytes, format_count, format_time
@@ -24,7 +20,6 @@ from autoplan.units import format_bytes, format_count, format_time
 __all__ = ["print_report", "report_lines"]
 
 _MAX_CANDIDATES = 8
-_LABEL = 12
 _BAR = 30
 _NOTHING = 1e-9  # of a step: rounding, no time at all
 
@@ -54,19 +49,6 @@ _MEMORY_PARTS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Glyphs:
-    times: str
-    dot: str
-    bar: str
-    chosen: str
-    refused: str
-
-
-_UNICODE = _Glyphs(times="\u00d7", dot="\u00b7", bar="\u2588", chosen="\u2714", refused="\u2717")
-_ASCII = _Glyphs(times="x", dot="-", bar="#", chosen="*", refused="!")
-
-
 def print_report(
     plan: Plan,
     stream: TextIO,
@@ -76,19 +58,18 @@ def print_report(
     solve_time: float | None = None,
 ) -> None:
     """Write the report of ``plan``; ``where`` is the plan's file or folder if it has one."""
-    console = Console(file=stream, highlight=False, markup=False, emoji=False)
-    width = max(60, min(console.width, 100)) if stream.isatty() else 80
-    unicode = (stream.encoding or "").lower().replace("-", "").startswith("utf")
-    lines = report_lines(
-        plan,
-        width=width,
-        unicode=unicode,
-        where=where,
-        capture_time=capture_time,
-        solve_time=solve_time,
-    )
-    for line in lines:
-        console.print(_styled(line), soft_wrap=True)
+
+    def lines(width: int, glyphs: Glyphs) -> list[str]:
+        return report_lines(
+            plan,
+            width=width,
+            unicode=glyphs is UNICODE,
+            where=where,
+            capture_time=capture_time,
+            solve_time=solve_time,
+        )
+
+    print_lines(stream, lines)
 
 
 def report_lines(
@@ -101,7 +82,7 @@ def report_lines(
     solve_time: float | None = None,
 ) -> list[str]:
     """Lines of the report, none wider than ``width``."""
-    glyphs = _UNICODE if unicode else _ASCII
+    glyphs = UNICODE if unicode else ASCII
     sections: list[Iterable[str]] = [
         _title(plan, glyphs),
         _answer(plan, glyphs, capture_time, solve_time),
@@ -116,34 +97,10 @@ def report_lines(
         _notes(plan),
         _next(plan, where),
     ]
-    lines: list[str] = []
-    for section in sections:
-        block = [piece for line in section for piece in _fold(line, width)]
-        if block:
-            lines += [*block, ""]
-    return lines[:-1]
+    return joined(sections, width)
 
 
-def _styled(line: str) -> Text:
-    text = Text(line)
-    if line[:1].strip():  # a heading: starts in the first column
-        text.stylize("bold", 0, min(_LABEL, len(line)))
-    return text
-
-
-def _fold(line: str, width: int) -> list[str]:
-    if len(line) <= width:
-        return [line.rstrip()]
-    body = line.lstrip()
-    hanging = _LABEL if not line.startswith(" ") else len(line) - len(body) + 2
-    return textwrap.wrap(line, width, subsequent_indent=" " * hanging, drop_whitespace=True)
-
-
-def _row(label: str, *items: str) -> str:
-    return f"{label:<{_LABEL}}" + "   ".join(item for item in items if item)
-
-
-def _title(plan: Plan, glyphs: _Glyphs) -> list[str]:
+def _title(plan: Plan, glyphs: Glyphs) -> list[str]:
     cluster, workload = plan.cluster, plan.workload
     ranks = cluster.nodes * cluster.ranks_per_node
     nodes = f"{cluster.nodes} node" + ("s" if cluster.nodes > 1 else "")
@@ -158,20 +115,16 @@ def _title(plan: Plan, glyphs: _Glyphs) -> list[str]:
 
 
 def _answer(
-    plan: Plan, glyphs: _Glyphs, capture_time: float | None, solve_time: float | None
+    plan: Plan, glyphs: Glyphs, capture_time: float | None, solve_time: float | None
 ) -> list[str]:
-    prediction, calibration = plan.prediction, plan.calibration
-    step_time = plan.expected_step_time
-    if plan.input is not None:
-        step_time = max(step_time, plan.input.step_time)
+    prediction, step_time = plan.prediction, plan.effective_step_time
     ratio = step_time / prediction.step_time
     rate = (
         f"{format_count(prediction.tokens_per_second / ratio)} tokens/s"
         if plan.workload.seq_len
         else f"{format_count(prediction.samples_per_second / ratio)} samples/s"
     )
-    memory = prediction.peak_memory if calibration is None else calibration.peak_memory
-    peak = format_bytes(memory)
+    peak = format_bytes(plan.expected_peak_memory)
     took = " + ".join(
         f"{what} {format_time(seconds)}"
         for what, seconds in (("capture", capture_time), ("solve", solve_time))
@@ -190,7 +143,7 @@ def _answer(
         "interrupted": "stopped by an interrupt",
     }[prediction.termination]
     return [
-        _row(
+        row(
             "step time",
             format_time(step_time),
             rate,
@@ -198,10 +151,10 @@ def _answer(
         ),
         *_calibrated(plan),
         *_input(plan),
-        _row("memory", f"{peak} of {format_bytes(prediction.memory_limit)} on the fullest rank"),
-        _row("optimality", optimality),
-        *([_row("", ended)] if ended else []),
-        *([_row("took", took)] if took else []),
+        row("memory", f"{peak} of {format_bytes(prediction.memory_limit)} on the fullest rank"),
+        row("optimality", optimality),
+        *([row("", ended)] if ended else []),
+        *([row("took", took)] if took else []),
     ]
 
 
@@ -211,19 +164,19 @@ def _calibrated(plan: Plan) -> list[str]:
         return []
     runs = "1 run" if calibration.runs == 1 else f"{calibration.runs} runs"
     alone = f"the model alone says {format_time(plan.prediction.step_time)}"
-    lines = [_row("", f"calibrated x{calibration.step_time_ratio:.3g} from {runs}; {alone}")]
+    lines = [row("", f"calibrated x{calibration.step_time_ratio:.3g} from {runs}; {alone}")]
     if calibration.memory_ratio is not None:
         alone = f"the model alone says {format_bytes(plan.prediction.peak_memory)}"
-        lines.append(_row("", f"memory x{calibration.memory_ratio:.3g} too; {alone}"))
+        lines.append(row("", f"memory x{calibration.memory_ratio:.3g} too; {alone}"))
     return lines
 
 
 def _input(plan: Plan) -> list[str]:
     message = input_message(plan)
-    return [_row("input", message)] if message else []
+    return [row("input", message)] if message else []
 
 
-def _mesh(plan: Plan, glyphs: _Glyphs) -> list[str]:
+def _mesh(plan: Plan, glyphs: Glyphs) -> list[str]:
     degrees = [f"{axis} {size}" for axis, size in plan.mesh.model_dump().items() if size > 1]
     pipeline = plan.pipeline
     plural = "" if pipeline.microbatches == 1 else "es"
@@ -231,8 +184,8 @@ def _mesh(plan: Plan, glyphs: _Glyphs) -> list[str]:
     if plan.virtual_stages > 1:
         schedule += f", {plan.virtual_stages} stages a rank"
     return [
-        _row("mesh", f" {glyphs.times} ".join(degrees) or "1 rank"),
-        _row(
+        row("mesh", f" {glyphs.times} ".join(degrees) or "1 rank"),
+        row(
             "settings",
             f"{pipeline.microbatches} microbatch{plural} of {pipeline.micro_batch_size}",
             schedule,
@@ -252,7 +205,7 @@ def _pins(plan: Plan) -> list[str]:
     priced = [f"{text} (by the user) {cost}" for text, cost in costs if cost]
     others = ", ".join(text for text, cost in costs if not cost)
     rows = [*([f"{others} (by the user)"] if others else []), *priced]
-    return [_row("" if index else "fixed", row) for index, row in enumerate(rows)]
+    return [row("" if index else "fixed", text) for index, text in enumerate(rows)]
 
 
 def _update(plan: Plan) -> str:
@@ -263,7 +216,7 @@ def _update(plan: Plan) -> str:
     return ", ".join(part for part in (name, masters) if part)
 
 
-def _time(plan: Plan, glyphs: _Glyphs) -> list[str]:
+def _time(plan: Plan, glyphs: Glyphs) -> list[str]:
     prediction = plan.prediction
     lines = [f"{'where the time goes':<31}{format_time(prediction.step_time):>9}"]
     for part, seconds in prediction.time.model_dump().items():
@@ -294,7 +247,7 @@ def _waits(plan: Plan) -> list[str]:
     return lines
 
 
-def _memory(plan: Plan, glyphs: _Glyphs) -> list[str]:
+def _memory(plan: Plan, glyphs: Glyphs) -> list[str]:
     stages = plan.prediction.stages
     if not stages:
         return []
@@ -356,7 +309,7 @@ def _span(plan: Plan, first: int, last: int) -> str:
     return f"{instances[first].name} to {instances[last - 1].name} ({last - first} blocks)"
 
 
-def _considered(plan: Plan, glyphs: _Glyphs) -> list[str]:
+def _considered(plan: Plan, glyphs: Glyphs) -> list[str]:
     shown = plan.considered[:_MAX_CANDIDATES]
     rows = [(c.label, c.step_time, c.peak_memory, c.reason) for c in shown]
     lines = _table("considered", rows, plan, glyphs)
@@ -371,7 +324,7 @@ def _table(
     title: str,
     rows: Sequence[tuple[str, float | None, int | None, str]],
     plan: Plan,
-    glyphs: _Glyphs,
+    glyphs: Glyphs,
 ) -> list[str]:
     if not rows:
         return []
@@ -427,19 +380,19 @@ def _grouped(placed: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
 def _notes(plan: Plan) -> list[str]:
     counts = provenance_counts(plan)
     numbers = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
-    lines = [_row("numbers", f"of the hardware: {numbers or 'none recorded'}")]
+    lines = [row("numbers", f"of the hardware: {numbers or 'none recorded'}")]
     if not counts["measured"]:
-        lines.append(_row("", "none is measured, so expect step times to be off"))
-    return lines + [_row("note", note) for note in dict.fromkeys(plan.notes)]
+        lines.append(row("", "none is measured, so expect step times to be off"))
+    return lines + [row("note", note) for note in dict.fromkeys(plan.notes)]
 
 
 def _next(plan: Plan, where: str) -> list[str]:
     if not where:
-        return [_row("next", "add  -o DIR  to write the plan and its program")]
+        return [row("next", "add  -o DIR  to write the plan and its program")]
     per_node = plan.cluster.ranks_per_node
     nodes = "--standalone" if plan.cluster.nodes == 1 else f"--nnodes {plan.cluster.nodes}"
     return [
-        _row("plan", where),
-        _row("next", f"autoplan verify {where}"),
-        _row("", f"torchrun {nodes} --nproc-per-node {per_node} {where}/train.py"),
+        row("plan", where),
+        row("next", f"autoplan verify {where}"),
+        row("", f"torchrun {nodes} --nproc-per-node {per_node} {where}/train.py"),
     ]

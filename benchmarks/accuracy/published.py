@@ -13,8 +13,8 @@ from autoplan.errors import InputError
 from autoplan.ir.graph import Graph, dtype_size
 from autoplan.ir.optimizer import UPDATE_RULES
 from autoplan.solver.blocks import ModelPoint
-from autoplan.solver.mixture import mix_points
-from autoplan.solver.pricing import Found, Priced, price
+from autoplan.solver.mixture import Mixture
+from autoplan.solver.pricing import Appraisal, Found, Priced
 from benchmarks.accuracy.layout import megatron_point
 from benchmarks.accuracy.nemo import interleaved_time
 from benchmarks.accuracy.rows import Row, Skip, read_rows
@@ -111,19 +111,11 @@ def _price(graph: Graph, run: Run, point: ModelPoint) -> Priced:
     update, cluster = UPDATE_RULES["adamw"], run.cluster
     found: Found
     if run.cut is None:
-        found = mix_points(
-            graph, run.configuration, [point], cluster, update=update, memory_limit=_NO_LIMIT
-        )
+        mixture = Mixture(graph, run.configuration, [point], cluster, update=update)
+        found = mixture.best(_NO_LIMIT)
     else:
-        found = price(
-            graph,
-            run.configuration,
-            point,
-            cluster,
-            update=update,
-            memory_limit=_NO_LIMIT,
-            cut=run.cut,
-        )
+        appraisal = Appraisal(graph, run.configuration, point, cluster, update=update, cut=run.cut)
+        found = appraisal.found(memory_limit=_NO_LIMIT)
     assert isinstance(found, Priced)
     return found
 

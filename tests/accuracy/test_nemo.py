@@ -15,7 +15,7 @@ from autoplan.ir.optimizer import UPDATE_RULES
 from autoplan.ir.placement import CollectiveKind, Shard
 from autoplan.profiles import load_cluster
 from autoplan.solver.inter import StageCut
-from autoplan.solver.pricing import price
+from autoplan.solver.pricing import Appraisal
 from autoplan.solver.space import Configuration
 from benchmarks.accuracy.layout import megatron_point, megatron_strategies, tp_group
 from benchmarks.accuracy.nemo import Extras, fp8_accelerator, interleaved_time
@@ -93,10 +93,10 @@ def pipelined(graph, cluster, cut, microbatches):
         microbatches=microbatches, zero=0, schedule="1f1b", sync=GradientSync(),
     )  # fmt: skip
     point = megatron_point(graph, 1, cluster, sequence=False)
-    return price(
-        graph, configuration, point, cluster, update=UPDATE_RULES["adamw"],
-        memory_limit=2**60, cut=cut,
-    )  # fmt: skip
+    appraisal = Appraisal(
+        graph, configuration, point, cluster, update=UPDATE_RULES["adamw"], cut=cut
+    )
+    return appraisal.found(memory_limit=2**60)
 
 
 def test_chunks_divide_the_bubble(graph):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autoplan.capture import load_model
-from autoplan.cli.solve_command import sequence_length
+from autoplan.cli.planning import sequence_length
 from autoplan.errors import UsageError
 
 

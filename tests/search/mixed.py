@@ -13,7 +13,7 @@ from autoplan.ir.recompute import Recompute
 from autoplan.solver.assemble import assemble
 from autoplan.solver.blocks import ModelPoint
 from autoplan.solver.explore import Outcome, Searcher
-from autoplan.solver.mixture import mix_points
+from autoplan.solver.mixture import Mixture
 from autoplan.solver.pricing import Priced
 from autoplan.solver.space import Configuration
 from autoplan.solver.timing import Simulator
@@ -41,9 +41,8 @@ def uniform(searcher: Searcher, one: Configuration, level: Recompute) -> Priced:
 
 def repriced(searcher: Searcher, one: Configuration, graph: Graph, point: ModelPoint) -> Priced:
     problem = searcher.problem
-    priced = mix_points(
-        graph, one, [point], problem.cluster, update=ADAMW, memory_limit=problem.memory_limit
-    )
+    mixture = Mixture(graph, one, [point], problem.cluster, update=ADAMW)
+    priced = mixture.best(problem.memory_limit)
     assert isinstance(priced, Priced)
     return priced
 

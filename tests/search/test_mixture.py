@@ -10,7 +10,7 @@ from autoplan.capture import Captured, capture, load_model
 from autoplan.ir.recompute import Recompute
 from autoplan.profiles import load_cluster
 from autoplan.solver.explore import BoundLevel, Searcher
-from autoplan.solver.mixture import mix_points
+from autoplan.solver.mixture import Mixture
 from autoplan.solver.pricing import Overflow, Priced, Slower
 from autoplan.solver.space import Configuration, configurations, parse_pins
 from autoplan.solver.variants import pick_points
@@ -46,9 +46,8 @@ def every_assignment(searcher: Searcher, one: Configuration) -> list[Priced]:
     found = []
     for picks in itertools.product(range(len(LEVELS)), repeat=len(graph.instances)):
         variant, point = pick_points(graph, points, picks)
-        priced = mix_points(
-            variant, one, [point], CLUSTER, update=searcher.problem.update, memory_limit=2**50
-        )
+        mixture = Mixture(variant, one, [point], CLUSTER, update=searcher.problem.update)
+        priced = mixture.best(2**50)
         assert isinstance(priced, Priced)
         found.append(priced)
     return found

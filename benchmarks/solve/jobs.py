@@ -1,19 +1,15 @@
 """Capture and solve of some jobs as whole processes: wall time, peak memory, share of a target.
 
-    python benchmarks/solve_time.py
-
 Targets are for two cores. The last two models have about as many block classes as blocks.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
-import time
 from pathlib import Path
+
+from benchmarks.solve.process import run_autoplan
+
+__all__ = ["time_jobs"]
 
 CASES = (
     ("gpt2", "8xh100", 64, 1024, 15.0),
@@ -25,29 +21,20 @@ CASES = (
 )
 
 
-def main() -> int:
+def time_jobs() -> int:
     """Print a row a job; 1 when one fails."""
     print("job                        wall s  target  ratio  peak GiB  capture s  solve s   gap")
     for model, cluster, batch, length, target in CASES:
-        command = [
-            sys.executable, "-m", "autoplan.cli", "solve", model, "--cluster", cluster,
-            "--global-batch", str(batch), "--json", "-q",
-        ]  # fmt: skip
+        words = ["solve", model, "--cluster", cluster, "--global-batch", str(batch)]
         if length:
-            command += ["--seq-len", str(length)]
-        with tempfile.TemporaryDirectory() as name:
-            output = Path(name) / "plan.json"
-            start = time.perf_counter()
-            with output.open("wb") as stream:
-                process = subprocess.Popen(command, stdout=stream)
-                _, status, usage = os.wait4(process.pid, 0)
-            wall = time.perf_counter() - start
-            if status:
-                return 1
-            found = json.loads(output.read_text(encoding="utf-8"))
+            words += ["--seq-len", str(length)]
+        measured = run_autoplan(words)
+        if measured is None:
+            return 1
+        found, wall = measured.document, measured.wall
         print(
             f"{_name(model) + ' ' + cluster:25} {wall:7.1f} {target:7.0f} {wall / target:6.2f} "
-            f"{usage.ru_maxrss / 2**20:9.2f} {found['capture_time']:10.1f} "
+            f"{measured.peak / 2**30:9.2f} {found['capture_time']:10.1f} "
             f"{found['solve_time']:8.1f} {found['gap']:6.1%}",
             flush=True,
         )
@@ -56,7 +43,3 @@ def main() -> int:
 
 def _name(model: str) -> str:
     return Path(model.partition(":")[0]).name
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,1 @@
+"""How long solving takes: `python -m benchmarks.solve` lists what it measures."""
