@@ -25,9 +25,10 @@ from autoplan.ir.hardware import Accelerator, Cluster
 from autoplan.ir.optimizer import UpdateRule
 from autoplan.ir.overlap import overlapped_time
 from autoplan.ir.recompute import Recompute, is_kept
-from autoplan.schedules import SPLIT, held_by_stages
+from autoplan.schedules import SPLIT, held_by_stages, held_moments
 from autoplan.solver.between import scalar_time
 from autoplan.solver.chain import Point
+from autoplan.solver.chain_bound import RankRoom
 from autoplan.solver.frames import class_counts
 from autoplan.solver.loop_bound import loop_factor
 from autoplan.solver.recompute import Floor, room_of_stages
@@ -43,8 +44,8 @@ __all__ = [
     "model_size",
     "once_a_step",
     "pipeline_bound",
+    "rank_rooms",
     "roofline",
-    "stage_limits",
     "state_ratio",
     "time_bound",
     "total_times",
@@ -84,17 +85,16 @@ class ModelSize:
         )
 
 
-def pipeline_bound(total: float, stages: int, microbatches: int, *, tail: float = 0.0) -> float:
+def pipeline_bound(total: float, stages: int, microbatches: int) -> float:
     """Least seconds in which any cut into ``stages`` can run ``microbatches``.
 
-    ``total`` is the time of one microbatch through all stages, ``tail`` that of what all do
-    at their ends. Stage s works ``m t_s`` and waits at least for one microbatch to pass the
-    stages before it, forward and back, so ``T >= m t_s + sum_{j<s} t_j + tail_s`` for every s.
-    Of these inequalities, weighted so that every t has the same factor, the first stage's has
-    the least weight.
+    ``total`` is the time of one microbatch through all stages. Stage s works ``m t_s`` and waits
+    at least for one microbatch to pass the stages before it, forward and back, so
+    ``T >= m t_s + sum_{j<s} t_j`` for every s, of which this is a weighted sum in which every t
+    has the same factor.
     """
     left = (1.0 - 1.0 / microbatches) ** (stages - 1)
-    return (total + tail * left / microbatches) / (1.0 - left * (1.0 - 1.0 / microbatches))
+    return total / (1.0 - left * (1.0 - 1.0 / microbatches))
 
 
 def model_size(graph: Graph) -> ModelSize:
@@ -344,7 +344,7 @@ def time_bound(
             factor = loop_factor(mesh.pp, configuration.virtual_stages, microbatches)
             return end + max(factor * (operators + summing), least)
         return end + max(
-            pipeline_bound(operators + summing, mesh.pp, microbatches, tail=tail),
+            pipeline_bound(operators + summing, mesh.pp, microbatches),
             (microbatches * (program + summing) + tail) / mesh.pp,
         )
     work = max(operators, program)
@@ -471,10 +471,10 @@ def least_points(
     return found
 
 
-def stage_limits(
+def rank_rooms(
     size: ModelSize, configuration: Configuration, limit: int, *, whole_inputs: bool
-) -> list[tuple[int, int]]:
-    """Of each pipeline rank, microbatches it holds and bytes that these and its blocks have.
+) -> list[RankRoom]:
+    """Stages of each pipeline rank, and the bytes that their blocks have when most is held.
 
     A stage has buffers for all microbatches that it receives and sends. What it has received is
     in the points of its first block too, if that keeps it.
@@ -483,9 +483,27 @@ def stage_limits(
     left = limit - microbatches * size.batch
     handed_on = size.handed_on // (1 if whole_inputs else mesh.tp)
     found = []
-    for rank, flight in enumerate(_sure_flights(configuration)):
-        stages = [s for s, on in enumerate(configuration.ranks_of_stages) if on == rank]
-        received = (microbatches - flight) * sum(stage > 0 for stage in stages)
+    for rank in range(mesh.pp):
+        stages = tuple(s for s, on in enumerate(configuration.ranks_of_stages) if on == rank)
         sent = microbatches * sum(stage < configuration.stages - 1 for stage in stages)
-        found.append((flight, left - (received + sent) * handed_on))
+        moments = []
+        for held in _sure_moments(configuration, rank):
+            received = sum(
+                microbatches - count for stage, count in zip(stages, held, strict=True) if stage
+            )
+            moments.append((held, left - (received + sent) * handed_on))
+        found.append(RankRoom(stages, tuple(moments)))
     return found
+
+
+def _sure_moments(configuration: Configuration, rank: int) -> Sequence[tuple[int, ...]]:
+    """Microbatches that the stages of a rank hold at moments with what `_held_and_late` says."""
+    if not configuration.looped:
+        return [(_sure_flights(configuration)[rank],)]
+    return held_moments(
+        configuration.schedule,
+        rank,
+        configuration.mesh.pp,
+        configuration.microbatches,
+        configuration.virtual_stages,
+    )

@@ -19,6 +19,7 @@ from autoplan.costs.data_parallel import DataParallelTimes
 from autoplan.errors import InternalError, SolverLimitError
 from autoplan.ir.placement import Replicate
 from autoplan.ir.recompute import Recompute
+from autoplan.schedules import SPLIT
 from autoplan.solver.blocks import Line
 from autoplan.solver.bounds import (
     class_data_times,
@@ -26,7 +27,7 @@ from autoplan.solver.bounds import (
     least_points,
     memory_bound,
     once_a_step,
-    stage_limits,
+    rank_rooms,
     state_ratio,
     time_bound,
     total_times,
@@ -322,17 +323,16 @@ class Searcher(Candidates):
             self.itemsize,
             update=problem.update,
         )
-        limits = stage_limits(size, configuration, problem.memory_limit, whole_inputs=whole_inputs)
-        if min(left for _, left in limits) <= 0:
+        ranks = rank_rooms(size, configuration, problem.memory_limit, whole_inputs=whole_inputs)
+        if min(left for rank in ranks for _, left in rank.moments) <= 0:
             return math.inf
         least = relaxed_bound(
             points,
             size.copies,
-            in_flight=[flight for flight, _ in limits],
+            ranks=ranks,
             microbatches=configuration.microbatches,
-            limits=[left for _, left in limits],
             once=[once_a_step(times, configuration) for times in data],
-            looped=configuration.looped,
+            whole=configuration.schedule not in SPLIT,
         )
         end = update_bound(
             size, configuration, problem.cluster, self.itemsize, update=problem.update

@@ -24,6 +24,7 @@ from autoplan.schedules.action import Action, ActionKind, Overlapped, Step, sing
 from autoplan.schedules.flight import (
     flights_of,
     held_by_all,
+    held_together,
     most_held,
     most_in_flight,
     most_pending,
@@ -39,6 +40,7 @@ __all__ = [
     "Step",
     "check",
     "held_by_stages",
+    "held_moments",
     "in_flight",
     "is_legal",
     "most_held",
@@ -173,6 +175,22 @@ def held_by_stages(
     if stages_per_rank == 1:
         return in_flight(schedule, rank, ranks, microbatches)
     return held_by_all(order(schedule, rank, ranks, microbatches, stages_per_rank))
+
+
+@lru_cache(maxsize=4096)
+def held_moments(
+    schedule: str, rank: int, ranks: int, microbatches: int, stages_per_rank: int = 1
+) -> tuple[tuple[int, ...], ...]:
+    """Microbatches that each stage of a rank holds, at the moments at which they are most.
+
+    >>> held_moments("1f1b", 1, 4, 8), held_moments("interleaved1f1b", 0, 2, 4, 2)
+    (((3,),), ((3, 2), (4, 1)))
+    """
+    if stages_per_rank == 1:
+        return ((in_flight(schedule, rank, ranks, microbatches),),)
+    stages = stages_of(schedule, rank, ranks, stages_per_rank)
+    moments = held_together(order(schedule, rank, ranks, microbatches, stages_per_rank))
+    return tuple(tuple(held[stage] for stage in stages) for held in moments)
 
 
 def _module(schedule: str) -> ModuleType:

@@ -13,7 +13,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from autoplan.schedules.action import Action, ActionKind, Step, single_actions
 
-__all__ = ["flights_of", "held_by_all", "most_held", "most_in_flight", "most_pending"]
+__all__ = [
+    "flights_of",
+    "held_by_all",
+    "held_together",
+    "most_held",
+    "most_in_flight",
+    "most_pending",
+]
 
 
 def most_in_flight(steps: Iterable[Step]) -> int:
@@ -33,6 +40,17 @@ def held_by_all(steps: Sequence[Step]) -> int:
     """Most microbatches that each of the stages holds, all of them at one moment."""
     stages = {action.stage for action in single_actions(steps)}
     return max(min(held[stage] for stage in stages) for held in _held(steps))
+
+
+def held_together(steps: Sequence[Step]) -> list[dict[int, int]]:
+    """Microbatches that each stage holds, at all moments at which no other moment has more."""
+    stages = sorted({action.stage for action in single_actions(steps)})
+    moments = {tuple(held[stage] for stage in stages) for held in _held(steps)}
+    found: list[tuple[int, ...]] = []
+    for one in sorted(moments, key=sum, reverse=True):
+        if not any(all(a <= b for a, b in zip(one, more, strict=True)) for more in found):
+            found.append(one)
+    return [dict(zip(stages, one, strict=True)) for one in found]
 
 
 def _held(steps: Iterable[Step]) -> Iterator[Counter[int]]:

@@ -11,6 +11,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from autoplan.errors import UsageError
@@ -21,6 +22,7 @@ from autoplan.schedules import (
     Overlapped,
     check,
     held_by_stages,
+    held_moments,
     in_flight,
     most_held,
     most_in_flight,
@@ -298,10 +300,16 @@ def test_what_each_stage_holds(schedule: str) -> None:
             assert [stage for stage, on in enumerate(places) if on == rank] == sorted(stages)
             held = dict.fromkeys(stages, 0)
             most, together = dict(held), 0
+            moments = set()
             for action in single_actions(order(schedule, rank, ranks, microbatches, each)):
                 freed = -1 if action.kind in (B, W) else 0
                 held[action.stage] += 1 if action.kind is F else freed
                 most[action.stage] = max(most[action.stage], held[action.stage])
                 together = max(together, min(held.values()))
+                moments.add(tuple(held[stage] for stage in stages))
             assert [found[stage] for stage in stages] == [most[stage] for stage in stages]
             assert held_by_stages(schedule, rank, ranks, microbatches, each) == together >= 1
+            fullest = held_moments(schedule, rank, ranks, microbatches, each)
+            assert {*fullest} <= moments
+            for moment in moments:
+                assert any(np.all(np.less_equal(moment, more)) for more in fullest)

@@ -21,7 +21,7 @@ from autoplan.solver.bounds import (
     memory_bound,
     model_size,
     pipeline_bound,
-    stage_limits,
+    rank_rooms,
 )
 from autoplan.solver.explore import BoundLevel
 from autoplan.solver.pricing import Priced
@@ -113,8 +113,8 @@ def test_stages_hold_what_bounds_say(small_model: Captured, schedule: str, level
         )
         graph = searcher.graph(one)
         for index, stage in enumerate(priced.stages):
-            limits = stage_limits(size, one, stage.memory.peak, whole_inputs=True)
-            flight, room = limits[index]
+            rooms = rank_rooms(size, one, stage.memory.peak, whole_inputs=True)
+            ((flight,), room) = rooms[index].moments[0]
             chosen = graph.instances[stage.first : stage.last]
             held = [points[instance.block_class][0] for instance in chosen]
             assert sum(point.static + flight * point.activation for point in held) <= room

@@ -11,11 +11,17 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from autoplan.schedules import SPLIT, held_moments, ranks_of_stages, stages_of
 from autoplan.simulate import simulate_pipeline
 from autoplan.solver.chain import Point
-from autoplan.solver.chain_bound import relaxed_bound
+from autoplan.solver.chain_bound import RankRoom, relaxed_bound
 from autoplan.solver.inter import cut_stages
 from tests.solver.chains import Case, assignments, cuts, every_outcome, outcomes, random_case
+
+
+def one_stage_each(flights: Sequence[int], limits: Sequence[int]) -> list[RankRoom]:
+    pairs = enumerate(zip(flights, limits, strict=True))
+    return [RankRoom((stage,), (((flight,), limit),)) for stage, (flight, limit) in pairs]
 
 
 def _bound(case: Case, limit: int) -> float:
@@ -28,9 +34,8 @@ def _bound(case: Case, limit: int) -> float:
     return relaxed_bound(
         list(blocks),
         list(blocks.values()),
-        in_flight=case.flights,
+        ranks=one_stage_each(case.flights, limits),
         microbatches=case.microbatches,
-        limits=limits,
         send=min(item.send for item in case.items),
     )
 
@@ -88,12 +93,12 @@ def test_it_is_the_step_of_gpipe_where_the_last_stage_is_the_longest() -> None:
     """Blocks that divide: ``(m - 1) t + sum t`` with equal stages, reached by the last."""
     bound = relaxed_bound(
         [[_point(1.0, 1)], [_point(9.0, 1)]], [6, 1],
-        in_flight=[8] * 3, microbatches=8, limits=[100] * 3,
+        ranks=one_stage_each([8] * 3, [100] * 3), microbatches=8,
     )  # fmt: skip
     # The block of 9 s is whole; the others may all be before it.
     assert bound == pytest.approx(8 * 9.0)
     even = relaxed_bound(
-        [[_point(1.0, 1)]], [6], in_flight=[8] * 3, microbatches=8, limits=[100] * 3
+        [[_point(1.0, 1)]], [6], ranks=one_stage_each([8] * 3, [100] * 3), microbatches=8
     )
     assert even == pytest.approx(8 * 2.0, rel=0.16)
     assert even >= 8 * 2.0
@@ -102,6 +107,40 @@ def test_it_is_the_step_of_gpipe_where_the_last_stage_is_the_longest() -> None:
 def test_memory_is_shared_out_among_the_points() -> None:
     """Half of the blocks must take the lighter point, by bytes of the one stage."""
     points = [_point(1.0, 10), _point(1.5, 2)]
-    bound = relaxed_bound([points], [8], in_flight=[1], microbatches=4, limits=[48])
+    bound = relaxed_bound([points], [8], ranks=one_stage_each([1], [48]), microbatches=4)
     assert bound == pytest.approx(4 * (4 * 1.0 + 4 * 1.5), rel=2e-5)
-    assert relaxed_bound([points], [8], in_flight=[1], microbatches=4, limits=[15]) == math.inf
+    assert relaxed_bound([points], [8], ranks=one_stage_each([1], [15]), microbatches=4) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("schedule", "each"),
+    [("gpipe", 1), ("1f1b", 1), ("interleaved1f1b", 2), ("loopedbfs", 2), ("zbvzerobubble", 2)],
+)
+def test_no_cut_with_work_at_the_end_is_below(schedule: str, each: int) -> None:
+    """Sums of gradients after a stage's last backward, beside what the others still do."""
+    rng = random.Random(schedule)
+    for _ in range(12):
+        microbatches = 2 * rng.randint(1, 3)
+        blocks = [(rng.uniform(0.1, 2), rng.uniform(0.1, 2), rng.uniform(0, 6)) for _ in range(6)]
+        held = [held_moments(schedule, rank, 2, microbatches, each) for rank in range(2)]
+        bound = relaxed_bound(
+            [[_point(f + b, 1)] for f, b, _ in blocks],
+            [1] * 6,
+            ranks=[
+                RankRoom(stages_of(schedule, rank, 2, each), tuple((one, 10**6) for one in most))
+                for rank, most in enumerate(held)
+            ],
+            microbatches=microbatches,
+            once=[end for _, _, end in blocks],
+            whole=schedule not in SPLIT,
+        )
+        places = ranks_of_stages(schedule, 2, each)
+        for ranges in cuts(6, 2 * each):
+            f, b, ends = ([sum(x[k] for x in blocks[i:j]) for i, j in ranges] for k in range(3))
+            timeline = simulate_pipeline(schedule, f, b, [0.0] * (len(f) - 1), microbatches, 2)
+            finish = [0.0, 0.0]
+            for stage, rank in enumerate(places):
+                finish[rank] = max(finish[rank], timeline.end_of_stage[stage])
+            for stage, rank in enumerate(places):
+                finish[rank] += ends[stage]
+            assert bound <= max(finish)
