@@ -385,6 +385,6 @@ def _schedules(
             alone = each == 1 and schedule not in (*ONE_STAGE, "interleavedzerobubble")
             if alone and "virtual_stages" not in pins:
                 continue
-            fits = each * mesh.pp <= max_stages
+            fits = each * mesh.pp <= max_stages and pins.permits("virtual_stages", each)
             if fits and is_legal(schedule, mesh.pp, microbatches, each):
                 yield schedule, each
