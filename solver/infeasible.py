@@ -126,13 +126,20 @@ def _share_text(share: BlockShare) -> str:
 
 
 def block_shares(least: Overflow, problem: Problem) -> list[BlockShare]:
-    """What the blocks of the fullest stage hold, those with like names together, most first.
+    """What blocks of the fullest pipeline rank hold, those with like names together, most first.
 
     A parameter of several blocks counts with the first; kept is by the microbatches in flight.
     """
     graph, configuration, point = least.graph, least.configuration, least.point
-    stage = max(range(len(least.stages)), key=lambda index: least.stages[index].peak)
-    flight = configuration.flights()[stage]
+    rank = max(range(len(least.stages)), key=lambda index: least.stages[index].peak)
+    held = [
+        (instance, flight)
+        for (first, last), flight, on in zip(
+            least.ranges, configuration.flights(), configuration.ranks_of_stages, strict=True
+        )
+        if on == rank
+        for instance in graph.instances[first:last]
+    ]
     memories = pieces(graph, configuration, point, problem.cluster).memories
     settings = configuration.memory_settings(
         dtype_size(graph.dtype), update=problem.update, host=problem.cluster.accelerator.synchronous
@@ -140,8 +147,7 @@ def block_shares(least: Overflow, problem: Problem) -> list[BlockShare]:
     trainable = {p.fqn: p.trainable for p in graph.parameters}
     found: dict[str, BlockShare] = {}
     seen: set[str] = set()
-    first, last = least.ranges[stage]
-    for instance in graph.instances[first:last]:
+    for instance, flight in held:
         own = {f: n for f, n in local_counts(point, instance).items() if f not in seen}
         seen.update(own)
         learnt = sum(count for fqn, count in own.items() if trainable[fqn])

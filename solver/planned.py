@@ -53,6 +53,7 @@ class PlannedModel:
             microbatches=plan.pipeline.microbatches,
             zero=plan.zero,
             schedule=plan.pipeline.schedule,
+            virtual_stages=plan.virtual_stages,
         )
         self.pinned = pinned_storage(
             self.graph, [parse_placement_pin(text) for text in plan_pins(plan)[1]]

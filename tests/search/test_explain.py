@@ -39,6 +39,7 @@ def plan(small_model: Captured) -> Plan:
     [
         TP,
         {"pp": "2", "tp": "2", "schedule": "1f1b", "micro_batch_size": "1"},
+        {"pp": "2", "schedule": "interleaved1f1b", "virtual_stages": "2", "zero": "0"},
         {"zero": "3", "recompute": "full"},
         {"dp_shard": "2", "tp": "2", "zero": "2"},
     ],

@@ -51,6 +51,19 @@ def test_blocks_hold_the_state_of_their_parameters(small_model: Captured) -> Non
     assert sum(share.kept for share in shares.values()) <= found.memory.activations
 
 
+def test_blocks_of_all_stages_of_the_fullest_rank_count(small_model: Captured) -> None:
+    one = Configuration(
+        mesh=Mesh(pp=2), micro_batch_size=1, microbatches=8, zero=0,
+        schedule="interleaved1f1b", virtual_stages=2,
+    )  # fmt: skip
+    searcher = searcher_of(small_model, CLUSTER, limit=1)
+    found = searcher.result(one)
+    assert isinstance(found, Overflow)
+    shares = block_shares(found, searcher.problem)
+    held = [last - first for first, last in found.ranges]
+    assert sum(share.blocks for share in shares) in (held[0] + held[2], held[1] + held[3])
+
+
 PINS = {"zero": "0", "micro_batch_size": "4", "tp": "1", "pp": "1", "recompute": "none"}
 
 
