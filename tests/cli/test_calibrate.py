@@ -34,6 +34,7 @@ def test_calibrated_runs_are_what_the_next_solve_predicts(
     assert any("can't be told apart by 1 run(s)" in note for note in again["notes"])
 
 
+@pytest.mark.slow
 def test_what_runs_tell_of_kernels_is_in_the_next_search(
     autoplan: Run, solved: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:

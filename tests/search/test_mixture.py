@@ -110,7 +110,7 @@ def test_a_tighter_limit_is_never_faster_nor_a_mixture_slower_than_one_level(
         assert all(a >= b * (1 - 1e-9) for a, b in itertools.pairwise(times)), one
 
 
-@pytest.mark.parametrize("share", [0.7, 0.9])
+@pytest.mark.parametrize("share", [pytest.param(0.7, marks=pytest.mark.slow), 0.9])
 def test_bounds_hold_where_memory_is_short(small_model: Captured, share: float) -> None:
     free = searcher_for(small_model, 2**50)
     everything = space()

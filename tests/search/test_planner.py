@@ -30,6 +30,7 @@ def shared(planner: Planner, cluster: Cluster, batch: int, limit: int | None) ->
     return plan.model_dump_json()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["4xh100", "2x2xv100"])
 def test_a_memory_sweep_equals_solves_of_their_own(small_model: Captured, spec: str) -> None:
     cluster = load_cluster(spec)
