@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from autoplan.plan_file import read_plan
 from tests.cli.conftest import SMALL, Run
 from tests.profiles.test_calibration import lines, write
