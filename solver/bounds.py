@@ -1,10 +1,9 @@
-"""Lower bounds on the step time and memory of a configuration, before pricing it.
+"""Sums of a model, and lower bounds on the step time of a configuration, before pricing it.
 
-Time: the sum over blocks of the least intra-operator objective and of the least recompute that
-memory forces, run through `pipeline_bound`, with the data-parallel collectives of fully sharded
-parameters beside it. Memory: training state and saved activations as if everything divided
-evenly over tp and the stages. Both are below what any strategies, levels and cut can reach in
-this cost model.
+The sum over blocks of the least intra-operator objective and of the least recompute that memory
+forces (`memory_bounds`), run through `pipeline_bound`, with the data-parallel collectives of
+fully sharded parameters beside it: below what any strategies, levels and cut can reach in this
+cost model.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from dataclasses import dataclass
 from autoplan.costs.compute import is_view
 from autoplan.costs.data_parallel import DataParallelTimes, data_parallel_times
 from autoplan.costs.fusion import fusion
-from autoplan.costs.memory import MemorySettings, born_late, bucket_bytes, state_bytes
 from autoplan.costs.step import update_traffic
 from autoplan.costs.workspace import FUSED_LOSSES
 from autoplan.ir.experts import EXPERTS
@@ -25,35 +23,24 @@ from autoplan.ir.hardware import Accelerator, Cluster
 from autoplan.ir.optimizer import UpdateRule
 from autoplan.ir.overlap import overlapped_time
 from autoplan.ir.recompute import Recompute, is_kept
-from autoplan.schedules import SPLIT, held_by_stages, held_moments
+from autoplan.schedules import SPLIT
 from autoplan.solver.between import scalar_time
-from autoplan.solver.chain import Point
-from autoplan.solver.chain_bound import RankRoom
 from autoplan.solver.frames import class_counts
 from autoplan.solver.loop_bound import loop_factor
-from autoplan.solver.recompute import Floor, room_of_stages
 from autoplan.solver.space import Configuration
 
 __all__ = [
     "ModelSize",
     "Roofline",
     "class_data_times",
-    "kept_room",
-    "least_points",
-    "memory_bound",
     "model_size",
     "once_a_step",
     "pipeline_bound",
-    "rank_rooms",
     "roofline",
-    "state_ratio",
     "time_bound",
     "total_times",
     "update_bound",
 ]
-
-
-_SAMPLE = 10**6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,85 +222,6 @@ def _first_gradient(block: BlockClass) -> int:
     return 0
 
 
-def memory_bound(
-    size: ModelSize,
-    configuration: Configuration,
-    itemsize: int,
-    *,
-    levels: Sequence[Recompute],
-    update: UpdateRule,
-) -> int:
-    """Bytes that the fullest rank needs at least, at the best of those recompute levels."""
-    mesh = configuration.mesh
-    settings = configuration.memory_settings(itemsize, update=update)
-    parts = mesh.tp * mesh.pp
-    held, late = _held_and_late(
-        size.numel // parts, size.trainable // parts, settings, looped=configuration.looped
-    )
-    held += configuration.microbatches * size.batch
-    kept = size.least_kept(levels) // parts
-    if not configuration.pipelined:
-        kept += size.first_gradient // mesh.tp
-    return held + max(late, kept)
-
-
-def _held_and_late(
-    numel: int, trainable: int, settings: MemorySettings, *, looped: bool
-) -> tuple[int, int]:
-    """Bytes of training state beside kept activations, and of what may come when those end.
-
-    At ZeRO 0 and 1 a later backward of several finds gradients: see `_sure_flights`. Of a rank's
-    several stages each has its own first backward.
-    """
-    state = state_bytes(numel, trainable, settings)
-    late = state[1] if looped or born_late(settings) else 0
-    if settings.zero >= 2 and settings.pipelined:
-        # Gradients are born in the first backward, and level 3 has gathered all when it ends.
-        late = state[1] + (state[3] if settings.zero == 3 else 0)
-    return sum(state) + bucket_bytes(trainable, settings) - late, late
-
-
-def _sure_flights(configuration: Configuration) -> list[int]:
-    """Microbatches that each pipeline rank holds beside what `_held_and_late` says is held."""
-    microbatches = configuration.microbatches
-    if configuration.looped:
-        mesh, each = configuration.mesh, configuration.virtual_stages
-        return [
-            held_by_stages(configuration.schedule, rank, mesh.pp, microbatches, each)
-            for rank in range(mesh.pp)
-        ]
-    flights = configuration.flights()
-    if configuration.zero >= 2 or microbatches == 1:
-        return flights
-    # All of them are held by a stage only before the first backward, which finds no gradients.
-    return [min(flight, microbatches - 1) for flight in flights]
-
-
-def state_ratio(
-    size: ModelSize, configuration: Configuration, itemsize: int, *, update: UpdateRule
-) -> float:
-    """Bytes of state for a byte of parameters, by each microbatch that a stage holds at most."""
-    settings = configuration.memory_settings(itemsize, update=update)
-    trainable = _SAMPLE if size.trainable == size.numel else 0
-    held, _ = _held_and_late(_SAMPLE, trainable, settings, looped=configuration.looped)
-    return held / (_SAMPLE * itemsize) / max(1, *_sure_flights(configuration))
-
-
-def kept_room(
-    size: ModelSize, configuration: Configuration, itemsize: int, limit: int, *, update: UpdateRule
-) -> float:
-    """Most bytes that ranks of all stages can keep of a microbatch, with ``limit`` bytes each."""
-    mesh = configuration.mesh
-    settings = configuration.memory_settings(itemsize, update=update)
-    held, _ = _held_and_late(
-        size.numel // mesh.tp, size.trainable // mesh.tp, settings, looped=configuration.looped
-    )
-    limit -= configuration.microbatches * size.batch
-    if not configuration.pipelined:
-        limit -= size.first_gradient // mesh.tp
-    return room_of_stages(limit, held, _sure_flights(configuration))
-
-
 def time_bound(
     size: ModelSize,
     configuration: Configuration,
@@ -437,73 +345,3 @@ def once_a_step(times: DataParallelTimes, configuration: Configuration) -> float
     if configuration.zero >= 2:
         seconds += times.reduce + times.unpack
     return seconds
-
-
-def least_points(
-    size: ModelSize,
-    configuration: Configuration,
-    floors: Sequence[Sequence[Floor]],
-    data: Sequence[DataParallelTimes],
-    itemsize: int,
-    *,
-    update: UpdateRule,
-) -> list[list[Point]]:
-    """Points of each class in a pipeline that no strategies are below, of what a copy may be."""
-    tp = configuration.mesh.tp
-    settings = configuration.memory_settings(itemsize, update=update)
-    later = 1.0 - 1.0 / configuration.microbatches
-    found = []
-    for options, elements, times in zip(floors, size.parameters, data, strict=True):
-        numel, trainable = (count // tp for count in elements)
-        held, _ = _held_and_late(numel, trainable, settings, looped=configuration.looped)
-        found.append(
-            [
-                Point(
-                    forward=seconds + later * times.accumulate,
-                    backward=0.0,
-                    static=held,
-                    activation=kept,
-                    transient=0,
-                )
-                for seconds, kept in options
-            ]
-        )
-    return found
-
-
-def rank_rooms(
-    size: ModelSize, configuration: Configuration, limit: int, *, whole_inputs: bool
-) -> list[RankRoom]:
-    """Stages of each pipeline rank, and the bytes that their blocks have when most is held.
-
-    A stage has buffers for all microbatches that it receives and sends. What it has received is
-    in the points of its first block too, if that keeps it.
-    """
-    mesh, microbatches = configuration.mesh, configuration.microbatches
-    left = limit - microbatches * size.batch
-    handed_on = size.handed_on // (1 if whole_inputs else mesh.tp)
-    found = []
-    for rank in range(mesh.pp):
-        stages = tuple(s for s, on in enumerate(configuration.ranks_of_stages) if on == rank)
-        sent = microbatches * sum(stage < configuration.stages - 1 for stage in stages)
-        moments = []
-        for held in _sure_moments(configuration, rank):
-            received = sum(
-                microbatches - count for stage, count in zip(stages, held, strict=True) if stage
-            )
-            moments.append((held, left - (received + sent) * handed_on))
-        found.append(RankRoom(stages, tuple(moments)))
-    return found
-
-
-def _sure_moments(configuration: Configuration, rank: int) -> Sequence[tuple[int, ...]]:
-    """Microbatches that the stages of a rank hold at moments with what `_held_and_late` says."""
-    if not configuration.looped:
-        return [(_sure_flights(configuration)[rank],)]
-    return held_moments(
-        configuration.schedule,
-        rank,
-        configuration.mesh.pp,
-        configuration.microbatches,
-        configuration.virtual_stages,
-    )

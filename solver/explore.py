@@ -23,12 +23,7 @@ from autoplan.schedules import SPLIT
 from autoplan.solver.blocks import Line
 from autoplan.solver.bounds import (
     class_data_times,
-    kept_room,
-    least_points,
-    memory_bound,
     once_a_step,
-    rank_rooms,
-    state_ratio,
     time_bound,
     total_times,
     update_bound,
@@ -36,6 +31,13 @@ from autoplan.solver.bounds import (
 from autoplan.solver.candidates import Answers, Candidates, Problem
 from autoplan.solver.chain_bound import relaxed_bound
 from autoplan.solver.first_plan import FirstPlan
+from autoplan.solver.memory_bounds import (
+    kept_room,
+    least_points,
+    memory_bound,
+    rank_rooms,
+    state_ratio,
+)
 from autoplan.solver.pricing import Overflow, Priced, Slower
 from autoplan.solver.recompute import Floor, LevelChoice, corners, least_seconds
 from autoplan.solver.space import Configuration

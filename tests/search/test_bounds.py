@@ -16,14 +16,11 @@ from autoplan.ir.recompute import Recompute
 from autoplan.profiles import load_cluster
 from autoplan.simulate import simulate_pipeline
 from autoplan.solver.bounds import (
-    kept_room,
-    least_points,
-    memory_bound,
     model_size,
     pipeline_bound,
-    rank_rooms,
 )
 from autoplan.solver.explore import BoundLevel
+from autoplan.solver.memory_bounds import kept_room, least_points, memory_bound, rank_rooms
 from autoplan.solver.pricing import Priced
 from autoplan.solver.space import Pins, configurations, parse_pins
 from tests.search.searchers import searcher_of
