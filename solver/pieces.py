@@ -17,7 +17,7 @@ from autoplan.costs.memory import (
 )
 from autoplan.costs.step import BlockTime
 from autoplan.ir.graph import BlockClass, Graph, dtype_size
-from autoplan.ir.hardware import NO_RECOMPUTE_WORK, Cluster
+from autoplan.ir.hardware import Cluster
 from autoplan.ir.recompute import Recompute
 from autoplan.ir.variants import class_families
 from autoplan.solver.between import local_counts
@@ -57,9 +57,10 @@ def pieces(
             unseen[index] = tuple(configuration.pipelined or fqn not in seen for fqn in bound)
             seen.update(counts)
         own = {f: counts[f] for f, new in zip(bound, unseen[families[index]], strict=True) if new}
-        recompute = cluster.accelerator.recompute.get(level.value, NO_RECOMPUTE_WORK)
-        watched = _watched(graph.classes[index], point, index)
-        first_pass, second_pass = recompute.of(watched)
+        first_pass = second_pass = 0.0
+        if (recompute := cluster.accelerator.recompute.get(level.value)) is not None:
+            watched = _watched(graph.classes[index], point, index)
+            first_pass, second_pass = recompute.of(watched)
         times.append(
             BlockTime(
                 forward=cost.forward + first_pass,

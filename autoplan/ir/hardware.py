@@ -11,7 +11,6 @@ from enum import StrEnum
 from autoplan.ir.overlap import NO_SLOW_DOWN, SlowDown
 
 __all__ = [
-    "NO_RECOMPUTE_WORK",
     "Accelerator",
     "Cluster",
     "CollectiveCurve",
@@ -144,9 +143,6 @@ class RecomputeWork:
             self.block_forward + operators * self.forward,
             self.block_backward + operators * self.backward,
         )
-
-
-NO_RECOMPUTE_WORK = RecomputeWork()
 
 
 @dataclass(frozen=True, slots=True)

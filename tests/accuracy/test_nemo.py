@@ -13,6 +13,7 @@ from autoplan.costs.terms import op_term
 from autoplan.ir.mesh import Mesh, spread
 from autoplan.ir.optimizer import UPDATE_RULES
 from autoplan.ir.placement import CollectiveKind, Shard
+from autoplan.ir.recompute import Recompute
 from autoplan.profiles import load_cluster
 from autoplan.solver.inter import StageCut
 from autoplan.solver.pricing import Appraisal
@@ -87,12 +88,12 @@ def test_fp8_is_faster_but_for_attention_and_casts(graph):
         fp8_accelerator(load_cluster("8xa100").accelerator)
 
 
-def pipelined(graph, cluster, cut, microbatches):
+def pipelined(graph, cluster, cut, microbatches, recompute=Recompute.NONE):
     configuration = Configuration(
         mesh=Mesh(pp=len(cut.ranges), dp_replicate=1, dp_shard=1, tp=1), micro_batch_size=1,
         microbatches=microbatches, zero=0, schedule="1f1b", sync=GradientSync(),
     )  # fmt: skip
-    point = megatron_point(graph, 1, cluster, sequence=False)
+    point = megatron_point(graph, 1, cluster, sequence=False, recompute=recompute)
     appraisal = Appraisal(
         graph, configuration, point, cluster, update=UPDATE_RULES["adamw"], cut=cut
     )
@@ -174,3 +175,13 @@ def test_selected_products_run_again(graph):
         layer(graph, 1, Extras(layers_again=True, part_again=part)) for part in (1.0, 0.5)
     )
     assert whole.backward - half.backward == pytest.approx(plain.forward / 2)
+
+
+def test_recompute_of_layouts_given_by_hand_is_priced(graph):
+    """Such points have costs alone: no solutions of blocks."""
+    cut = StageCut.given(((0, 5), (5, 10)))
+    none, selective, full = (
+        pipelined(graph, load_cluster("2xh100"), cut, 8, recompute) for recompute in Recompute
+    )
+    assert none.step_time < selective.step_time < full.step_time
+    assert none.peak_memory > selective.peak_memory > full.peak_memory
