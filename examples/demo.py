@@ -34,7 +34,7 @@ def main() -> None:
     profile = OUT / "cpu.json"
 
     title("1. Measure this machine: matmul, memory and gloo rates of 1 and 2 ranks")
-    autoplan("profile", "--cluster", "cpu:2", "-o", profile)
+    autoplan("profile", "--cluster", "cpu:2", "--quick", "-o", profile)
 
     alone = OUT / "cpu1.json"
     autoplan("profile", "--cluster", "cpu:1", "--quick", "-o", alone)
